@@ -1,0 +1,1 @@
+"""Selective post-training quantization of ONNX models."""
