@@ -1,0 +1,163 @@
+"""Ranges of activations, from one streaming pass over the calibration samples.
+
+For each tensor: smallest and largest value and how many were not finite. For each layer with weights: the mean over
+the samples of its input map, from which bias correction takes the mean error of each output channel (a convolution is
+linear, so the mean of its error is its error on the mean). Memory does not grow with the number of samples.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quantsieve.errors import InputError
+from quantsieve.model.execute import Affine, Executor
+from quantsieve.schemes._affine import activation_parameters
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Smallest and largest finite value of a tensor (minmax), in its own unit."""
+
+    low: float
+    high: float
+    non_finite: int  # values that were NaN or infinite
+
+    def affine(self, dtype: str) -> Affine:
+        """The activation format with this range; zero is always representable."""
+        scale, zero_point = activation_parameters(self.low, self.high)
+        return Affine(scale, zero_point, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """ranges: by root of a tensor. mean_inputs: by layer name, float32, shape of its input with batch 1."""
+
+    ranges: Mapping[str, Range]
+    mean_inputs: Mapping[str, np.ndarray]
+    output_variance: Mapping[str, float]  # of each float graph output over samples and elements
+    num_samples: int
+    notes: tuple[str, ...]
+
+    def refusal(self, root: str) -> str | None:
+        """Why the tensor cannot be rounded; None when it can."""
+        found = self.ranges.get(root)
+        if found is None:
+            return f"{root} was never seen in calibration"
+        if found.non_finite:
+            return f"{root} holds {found.non_finite} values that are NaN or infinite"
+        return None
+
+
+@dataclass(slots=True)
+class _Sketch:
+    low: float = np.inf
+    high: float = -np.inf
+    non_finite: int = 0
+
+    def add(self, array: np.ndarray) -> None:
+        if array.size == 0:
+            return
+        low, high = float(array.min()), float(array.max())
+        if not (np.isfinite(low) and np.isfinite(high)):
+            finite = array[np.isfinite(array)]
+            self.non_finite += int(array.size - finite.size)
+            if finite.size == 0:
+                return
+            low, high = float(finite.min()), float(finite.max())
+        self.low, self.high = min(self.low, low), max(self.high, high)
+
+
+@dataclass(slots=True)
+class _Mean:
+    total: np.ndarray | None = None
+    count: int = 0
+    ragged: bool = False
+
+    def add(self, array: np.ndarray) -> None:
+        if self.ragged or array.size == 0:
+            return
+        summed = array.sum(axis=0, keepdims=True, dtype=np.float64)
+        if self.total is not None and self.total.shape != summed.shape:
+            self.ragged, self.total = True, None
+            return
+        self.total = summed if self.total is None else self.total + summed
+        self.count += array.shape[0]
+
+
+@dataclass(slots=True)
+class _Moments:
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, array: np.ndarray) -> None:
+        wide = array.astype(np.float64)
+        self.count += wide.size
+        self.total += float(wide.sum())
+        self.squares += float(np.square(wide).sum())
+
+    def variance(self) -> float:
+        """At least a tiny number, so that a constant output can still be divided by it."""
+        if self.count == 0:
+            return 1.0
+        mean = self.total / self.count
+        return max(self.squares / self.count - mean * mean, 1e-12 * max(self.squares / self.count, 1e-12))
+
+
+@dataclass(slots=True)
+class Collector:
+    """Takes batches one at a time; `finish` gives the facts."""
+
+    executor: Executor
+    _ranges: dict[str, _Sketch] = field(default_factory=dict)
+    _means: dict[str, _Mean] = field(default_factory=dict)
+    _outputs: dict[str, _Moments] = field(default_factory=dict)
+    _num_samples: int = 0
+
+    def add(self, feeds: Mapping[str, np.ndarray], num_samples: int) -> None:
+        structure = self.executor.structure
+        roots = {tensor.root for tensor in structure.tensors}
+        inputs = {layer.inputs[0]: layer.name for layer in structure.quantizable if layer.weight is not None}
+        wanted = roots | set(inputs) | self.executor.graph.output_names
+        values = self.executor.forward(feeds, keep=lambda name: name in wanted)
+        for root in roots:
+            self._ranges.setdefault(root, _Sketch()).add(values[root].numpy())
+        for layer in structure.quantizable:
+            if layer.weight is not None:
+                self._means.setdefault(layer.name, _Mean()).add(values[layer.inputs[0]].numpy())
+        for name in self.executor.graph.output_names:
+            if values[name].is_tensor():
+                array = values[name].numpy()
+                if array.dtype.kind == "f":
+                    self._outputs.setdefault(name, _Moments()).add(array)
+        self._num_samples += num_samples
+
+    def finish(self) -> Calibration:
+        """Raises InputError when no sample came."""
+        if self._num_samples == 0:
+            raise InputError("at least one calibration sample", "none", "Give more data.")
+        ranges = {
+            root: Range(sketch.low, sketch.high, sketch.non_finite)
+            for root, sketch in self._ranges.items()
+            if np.isfinite(sketch.low) or sketch.non_finite
+        }
+        means = {
+            name: (mean.total / mean.count).astype(np.float32)
+            for name, mean in self._means.items()
+            if mean.total is not None and mean.count
+        }
+        ragged = [name for name, mean in self._means.items() if mean.ragged]
+        notes = (f"{len(ragged)} layers see inputs of several shapes: their bias is not corrected",) if ragged else ()
+        variance = {name: moments.variance() for name, moments in self._outputs.items()}
+        return Calibration(ranges, means, variance, self._num_samples, notes)
+
+
+def calibrate(executor: Executor, batches: Iterable[tuple[Mapping[str, np.ndarray], int]]) -> Calibration:
+    """Facts from an iterable of (feeds, number of samples in them); one batch is in memory at a time."""
+    collector = Collector(executor)
+    for feeds, num_samples in batches:
+        collector.add(feeds, num_samples)
+    return collector.finish()

@@ -1,0 +1,1 @@
+"""The model as given, as prepared, and as layers."""

@@ -1,0 +1,94 @@
+"""Affine number formats: q = saturate(rint(x / scale) + zero_point), x' = (q - zero_point) * scale.
+
+Weights are symmetric (zero point 0 in s8, 128 in u8: the same numbers), activations asymmetric uint8 with zero inside.
+Rounding is half to even, as ONNX's QuantizeLinear does.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+WEIGHT_PEAK = 127  # symmetric s8 without -128, so that u8 with zero point 128 holds the same numbers
+BIAS_LIMIT = 2**30  # of int32's 2**31: room for the sum of products that the bias is added to
+_TINY = np.float32(np.finfo(np.float32).tiny)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """Integers with their scales. values: int8, shape of the weight; scale: float32, () or (channels,)."""
+
+    values: np.ndarray
+    scale: np.ndarray
+    axis: int | None  # of the channels; None when one scale serves all
+
+    def dequantized(self) -> np.ndarray:
+        """float32, shape of the weight."""
+        return self.values.astype(np.float32) * along_axis(self.scale, self.axis, self.values.ndim)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedBias:
+    """values: int32 (channels,); scale: float32, () or (channels,), input scale times weight scale."""
+
+    values: np.ndarray
+    scale: np.ndarray
+
+    def dequantized(self) -> np.ndarray:
+        return (self.values.astype(np.float32) * self.scale).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLayer:
+    weight: QuantizedWeight
+    bias: QuantizedBias | None
+
+
+def along_axis(scale: np.ndarray, axis: int | None, rank: int) -> np.ndarray:
+    """The scales shaped so that they broadcast against a weight of that rank."""
+    if axis is None:
+        return scale
+    return scale.reshape([-1 if i == axis else 1 for i in range(rank)])
+
+
+def weight_scale(weight: np.ndarray, axis: int | None) -> np.ndarray:
+    """float32 max|w| / 127, () or (channels,); 1 where all weights are zero or too small to have a scale."""
+    others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
+    scale = np.abs(weight).max(axis=others).astype(np.float32) / np.float32(WEIGHT_PEAK)
+    # A subnormal scale has too few bits: the peak would clip and break |w - w'| <= scale / 2.
+    return np.where(scale >= _TINY, scale, np.float32(1)).astype(np.float32)
+
+
+def quantize_layer(
+    weight: np.ndarray, bias: np.ndarray | None, axis: int | None, input_scale: np.float32
+) -> QuantizedLayer:
+    """Weight and bias in integers; a weight scale is raised where the bias would not fit int32 otherwise.
+
+    weight: float32, any rank; bias: float32 (channels,) or None; axis: of the output channels, None for one scale.
+    """
+    scale = weight_scale(weight, axis)
+    if bias is not None:
+        peak = np.abs(bias).astype(np.float64)
+        needed = (peak if axis is not None else peak.max(initial=0.0)) / (BIAS_LIMIT * float(input_scale))
+        scale = np.maximum(scale, needed.astype(np.float32) if isinstance(needed, np.ndarray) else np.float32(needed))
+    scale = np.asarray(scale, np.float32)
+    ratio = weight / along_axis(scale, axis, weight.ndim)
+    values = np.clip(np.rint(ratio), -WEIGHT_PEAK, WEIGHT_PEAK).astype(np.int8)
+    if bias is None:
+        return QuantizedLayer(QuantizedWeight(values, scale, axis), None)
+    bias_scale = np.asarray(scale * input_scale, np.float32)
+    bias_scale = np.where(bias_scale >= _TINY, bias_scale, _TINY).astype(np.float32)
+    limit = 2**31 - 1
+    bias_values = np.clip(np.rint(bias.astype(np.float64) / bias_scale), -limit, limit).astype(np.int32)
+    return QuantizedLayer(QuantizedWeight(values, scale, axis), QuantizedBias(bias_values, bias_scale))
+
+
+def activation_parameters(low: float, high: float) -> tuple[np.float32, int]:
+    """(scale, zero point) of uint8 for values in [low, high], zero included and exact.
+
+    The zero point is 0 when nothing is negative, as the fusing of Relu and Clip demands (RUNTIME.md section 2).
+    """
+    low, high = min(0.0, float(low)), max(0.0, float(high))
+    scale = np.float32((high - low) / 255)
+    if not scale >= _TINY:
+        return np.float32(1), 0
+    return scale, int(np.clip(np.rint(-low / float(scale)), 0, 255))

@@ -1,0 +1,63 @@
+"""What static int8 schemes share: uint8 activations with calibrated ranges, 8-bit symmetric weights, int32 bias."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from quantsieve.model.units import Layer
+from quantsieve.schemes._affine import QuantizedLayer, quantize_layer
+
+ACTIVATION = "uint8"
+
+
+class Scheme(Protocol):
+    """A precision that a layer may be given. `version` is part of the content key: raise it when numbers change."""
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    activation: ClassVar[str]  # format of the tensors around a layer of this scheme
+    description: ClassVar[str]
+
+    def refusal(self, layer: Layer, opset: int) -> str | None:
+        """Why this layer cannot have the scheme; None when it can."""
+
+    def scale_axis(self, layer: Layer) -> int | None:
+        """Axis of the weight along which scales differ; None for one scale."""
+
+    def quantize(
+        self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None, input_scale: np.float32
+    ) -> QuantizedLayer:
+        """The layer's weight and bias in integers."""
+
+
+class StaticInt8:
+    """Static int8 QDQ; a subclass says whether scales are per channel."""
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+    version: ClassVar[int] = 1
+    activation: ClassVar[str] = ACTIVATION
+    per_channel: ClassVar[bool]
+    min_opset: ClassVar[int]
+
+    def refusal(self, layer: Layer, opset: int) -> str | None:
+        if layer.refusal is not None:
+            return layer.refusal
+        if opset < self.min_opset:
+            return f"{self.name} needs opset {self.min_opset}, the model has {opset}"
+        if self.per_channel and layer.weight is None:
+            return f"{layer.op_type} has no weights to scale per channel"
+        return None
+
+    def scale_axis(self, layer: Layer) -> int | None:
+        return layer.channel_axis if self.per_channel else None
+
+    def quantize(
+        self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None, input_scale: np.float32
+    ) -> QuantizedLayer:
+        return quantize_layer(weight, bias, self.scale_axis(layer), input_scale)
+
+
+def by_name(schemes: tuple[Scheme, ...]) -> Mapping[str, Scheme]:
+    return {scheme.name: scheme for scheme in schemes}

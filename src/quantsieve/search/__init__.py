@@ -1,0 +1,1 @@
+"""From prices to plans."""

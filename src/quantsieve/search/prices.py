@@ -1,0 +1,141 @@
+"""The search problem: what each choice costs in noise, bytes and time, as one table.
+
+Noise is the sum of the prices of the sources that are on; a layer that is quantized forces on the tensors that it
+reads, and its output where its kernel needs that. Bytes and time are changes against the float model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quantsieve.model.graph import Graph
+from quantsieve.model.units import Structure, layout_root
+from quantsieve.plan import Options, Plan
+from quantsieve.sensitivity.suffix import Prices
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Changes against the float file. layer_bytes, layer_ms: by layer, by scheme. tensor_bytes: by root."""
+
+    float_bytes: int
+    layer_bytes: Mapping[str, Mapping[str, int]]
+    tensor_bytes: Mapping[str, int]
+    layer_ms: Mapping[str, Mapping[str, float]]
+    tensor_ms: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """layers: those with a choice. options[l]: schemes. noise, bytes and ms[l]: one number an option.
+    tensors: roots. links[l]: indices of the tensors that layer l forces on."""
+
+    layers: tuple[str, ...]
+    options: tuple[tuple[str, ...], ...]
+    layer_noise: tuple[tuple[float, ...], ...]
+    layer_bytes: tuple[tuple[int, ...], ...]
+    layer_ms: tuple[tuple[float, ...], ...]
+    tensors: tuple[str, ...]
+    tensor_noise: tuple[float, ...]
+    tensor_bytes: tuple[int, ...]
+    tensor_ms: tuple[float, ...]
+    links: tuple[tuple[int, ...], ...]
+
+    def predict(self, plan: Plan) -> "Predicted":
+        """Sums over what the plan switches on."""
+        noise, size, ms = 0.0, 0, 0.0
+        on: set[int] = set()
+        for index, layer in enumerate(self.layers):
+            if plan.is_quantized(layer):
+                choice = self.options[index].index(plan.scheme(layer))
+                noise += self.layer_noise[index][choice]
+                size += self.layer_bytes[index][choice]
+                ms += self.layer_ms[index][choice]
+                on.update(self.links[index])
+        noise += sum(self.tensor_noise[t] for t in on)
+        size += sum(self.tensor_bytes[t] for t in on)
+        ms += sum(self.tensor_ms[t] for t in on)
+        return Predicted(noise, size, ms)
+
+    def plan(self, choices: Sequence[int | None]) -> Plan:
+        """The plan with option choices[l] for layer l, None for float."""
+        chosen = zip(self.layers, self.options, choices, strict=True)
+        return Plan({layer: options[c] for layer, options, c in chosen if c is not None})
+
+    def with_free_riders(self, plan: Plan) -> Plan:
+        """The plan and every layer that costs neither noise nor bytes once the plan's tensors are on."""
+        on = {t for i, layer in enumerate(self.layers) if plan.is_quantized(layer) for t in self.links[i]}
+        schemes = dict(plan.schemes)
+        for index, layer in enumerate(self.layers):
+            if not plan.is_quantized(layer) and on.issuperset(self.links[index]):
+                free = [
+                    option
+                    for option, noise, size in zip(
+                        self.options[index], self.layer_noise[index], self.layer_bytes[index], strict=True
+                    )
+                    if noise <= 0 and size <= 0
+                ]
+                if free:
+                    schemes[layer] = free[0]
+        return Plan(schemes)
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Of a plan, never measured: relative squared error, bytes and milliseconds against float."""
+
+    noise: float
+    bytes_change: int
+    ms_change: float
+
+
+def make_problem(
+    graph: Graph, structure: Structure, options: Options, prices: Prices, costs: Costs, form: str
+) -> Problem:
+    """The table for one activation format."""
+    price = {(s.kind, s.owner, s.form): max(0.0, float(m)) for s, m in zip(prices.sources, prices.mean(), strict=True)}
+    roots = tuple(s.owner for s in prices.sources if s.kind == "tensor" and s.form == form)
+    index = {root: i for i, root in enumerate(roots)}
+    layers = [layer for layer in structure.quantizable if layer.name in options.schemes]
+    chosen = tuple(options.schemes[layer.name] for layer in layers)
+    links = []
+    for layer in layers:
+        forced = [index[layout_root(graph, name)] for name in layer.inputs]
+        if layer.rounds_output:
+            forced.append(index[layer.output])
+        links.append(tuple(dict.fromkeys(forced)))
+    return Problem(
+        layers=tuple(layer.name for layer in layers),
+        options=chosen,
+        layer_noise=tuple(
+            tuple(price.get(("weight", layer.name, s), 0.0) for s in schemes)
+            for layer, schemes in zip(layers, chosen, strict=True)
+        ),
+        layer_bytes=_table(layers, chosen, costs.layer_bytes),
+        layer_ms=_table(layers, chosen, costs.layer_ms),
+        tensors=roots,
+        tensor_noise=tuple(price["tensor", root, form] for root in roots),
+        tensor_bytes=tuple(costs.tensor_bytes.get(root, 0) for root in roots),
+        tensor_ms=tuple(costs.tensor_ms.get(root, 0.0) for root in roots),
+        links=tuple(links),
+    )
+
+
+def _table(layers, chosen, costs):  # type: ignore[no-untyped-def]
+    return tuple(
+        tuple(costs.get(layer.name, {}).get(s, 0) for s in schemes)
+        for layer, schemes in zip(layers, chosen, strict=True)
+    )
+
+
+def active_sources(graph: Graph, structure: Structure, prices: Prices, plan: Plan, form: str) -> np.ndarray:
+    """float64 [sources], 1 where the plan switches the source on."""
+    on = set()
+    for layer in structure.quantizable:
+        if plan.is_quantized(layer.name):
+            on.add(("weight", layer.name, plan.scheme(layer.name)))
+            on.update(("tensor", layout_root(graph, name), form) for name in layer.inputs)
+            if layer.rounds_output:
+                on.add(("tensor", layer.output, form))
+    return np.asarray([(s.kind, s.owner, s.form) in on for s in prices.sources], np.float64)

@@ -1,0 +1,1 @@
+"""What the rounding of each place does to the output."""

@@ -1,0 +1,170 @@
+"""Prices by suffix execution: each noise source is switched on alone, and only what it reaches is run again.
+
+For a sample, e_i is the change of the float outputs by source i, each output divided by its standard deviation and the
+root of its size, so that |e_i|^2 is the relative squared error (mean over outputs). The price of i is the mean of
+|e_i|^2 over the samples. The Gram matrix G_ij = mean of <e_i, e_j> says how errors of two sources meet: to first order
+the error of a plan is the sum of its e_i, so its squared error is x' G x; where sources are independent G is diagonal
+and this is the sum of prices. Off-diagonal products of long outputs are taken on a seeded sign sketch.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from quantsieve.calibrate import Calibration
+from quantsieve.model.execute import Executor, Values
+from quantsieve.model.units import Layer
+from quantsieve.plan import Options
+from quantsieve.schemes import Scheme
+from quantsieve.weights import Corrections, constants, integers
+
+VERSION = 1
+SKETCH = 4096  # longest error vector kept for the Gram matrix
+_Z95 = 1.959964
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A place where rounding adds noise. kind 'weight': owner a layer, form a scheme;
+    kind 'tensor': owner a root, form an activation format."""
+
+    kind: str
+    owner: str
+    form: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """errors: float64 [sources, samples], relative squared error of the outputs, higher is worse.
+    gram: float64 [sources, sources], mean over samples of products of error vectors."""
+
+    sources: tuple[Source, ...]
+    errors: np.ndarray
+    gram: np.ndarray
+
+    @property
+    def num_samples(self) -> int:
+        return int(self.errors.shape[1])
+
+    def mean(self) -> np.ndarray:
+        """float64 [sources]: the prices."""
+        return self.errors.mean(axis=1)
+
+    def interval(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper end of the 95 % normal interval of each price, float64 [sources] each."""
+        n = self.num_samples
+        spread = self.errors.std(axis=1, ddof=1) / np.sqrt(n) if n > 1 else np.full(len(self.sources), np.inf)
+        mean = self.mean()
+        return np.maximum(mean - _Z95 * spread, 0.0), mean + _Z95 * spread
+
+
+def find_sources(executor: Executor, options: Options, schemes: Sequence[Scheme]) -> tuple[Source, ...]:
+    """Every source that some plan over the options can switch on."""
+    structure = executor.structure
+    found = []
+    for layer in structure.quantizable:
+        if layer.weight is not None:
+            found += [Source("weight", layer.name, name) for name in options.schemes.get(layer.name, ())]
+    formats = tuple(dict.fromkeys(scheme.activation for scheme in schemes))
+    for tensor in structure.tensors:
+        users = [*tensor.readers, *([tensor.producer] if tensor.producer else [])]
+        if any(user in options.schemes for user in users):
+            found += [Source("tensor", tensor.root, form) for form in formats]
+    return tuple(found)
+
+
+def scan_batch(
+    executor: Executor,
+    feeds: Mapping[str, np.ndarray],
+    num_samples: int,
+    sources: Sequence[Source],
+    calibration: Calibration,
+    corrections: Corrections,
+    schemes: Mapping[str, Scheme],
+    workers: int = 1,
+) -> Prices:
+    """Exact prices of all sources on one batch; peak memory is one float pass of the batch plus one probe a worker."""
+    base = executor.forward(feeds)
+    reference = float_outputs(executor, base)
+    layers = {layer.name: layer for layer in executor.structure.quantizable}
+
+    def probe(source: Source) -> tuple[np.ndarray, np.ndarray]:
+        outputs = _perturbed(executor, base, source, calibration, corrections, schemes, layers)
+        return error_vectors(float_outputs(executor, outputs), reference, calibration.output_variance, num_samples)
+
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        results = list(pool.map(probe, sources))
+    errors = np.stack([error for error, _ in results])
+    vectors = np.stack([vector for _, vector in results]).reshape(len(sources), -1)
+    gram = (vectors @ vectors.T).astype(np.float64) / num_samples
+    np.fill_diagonal(gram, errors.mean(axis=1))
+    return Prices(tuple(sources), errors, gram)
+
+
+def join(parts: Sequence[Prices]) -> Prices:
+    """One fact from the batches of a scan, in their order."""
+    counts = np.asarray([part.num_samples for part in parts], np.float64)
+    gram = sum(part.gram * count for part, count in zip(parts, counts, strict=True)) / counts.sum()
+    return Prices(parts[0].sources, np.concatenate([part.errors for part in parts], axis=1), np.asarray(gram))
+
+
+def float_outputs(executor: Executor, values: Values) -> dict[str, np.ndarray]:
+    """Copies of the float outputs of the graph."""
+    found = {}
+    for name in sorted(executor.graph.output_names):
+        if values[name].is_tensor() and "float" in values[name].data_type():
+            found[name] = values[name].numpy().copy()
+    return found
+
+
+def error_vectors(
+    outputs: Mapping[str, np.ndarray],
+    reference: Mapping[str, np.ndarray],
+    variance: Mapping[str, float],
+    num_samples: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(relative squared error, float64 [samples]; error vectors, float32 [samples, at most SKETCH]).
+
+    A value that is not finite, or an output whose shape changed, counts as an error of one variance an element.
+    """
+    rows = []
+    for name, wanted in reference.items():
+        if outputs[name].shape != wanted.shape:
+            gap = np.ones((num_samples, 1), np.float32)
+        else:
+            gap = (outputs[name] - wanted).reshape(num_samples, -1) / np.float32(np.sqrt(variance[name]))
+            gap = np.where(np.isfinite(gap), gap, np.float32(1))
+        rows.append(gap / np.float32(np.sqrt(max(gap.shape[1], 1) * len(reference))))
+    joined = np.concatenate(rows, axis=1)
+    return np.square(joined.astype(np.float64)).sum(axis=1), _sketch(joined)
+
+
+def _sketch(vectors: np.ndarray) -> np.ndarray:
+    length = vectors.shape[1]
+    if length <= SKETCH:
+        return vectors
+    signs = np.random.default_rng(0).integers(0, 2, length).astype(np.float32) * 2 - 1
+    rows = -(-length // SKETCH)
+    padded = np.zeros((vectors.shape[0], rows * SKETCH), np.float32)
+    padded[:, :length] = vectors * signs
+    return padded.reshape(vectors.shape[0], rows, SKETCH).sum(axis=1)
+
+
+def _perturbed(
+    executor: Executor,
+    base: Values,
+    source: Source,
+    calibration: Calibration,
+    corrections: Corrections,
+    schemes: Mapping[str, Scheme],
+    layers: Mapping[str, Layer],
+) -> Values:
+    if source.kind == "tensor":
+        affine = calibration.ranges[source.owner].affine(source.form)
+        return executor.after_values(base, {source.owner: executor.round(base[source.owner], affine)})
+    layer = layers[source.owner]
+    quantized = integers(executor.graph, layer, schemes[source.form], calibration, corrections)
+    bias = quantized.bias.dequantized() if quantized.bias is not None else constants(executor.graph, layer)[1]
+    return executor.after_weights(base, layer, quantized.weight.dequantized(), bias)

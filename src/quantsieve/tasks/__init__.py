@@ -1,0 +1,62 @@
+"""Quality measures over samples. A new task is a new module here that exports TASK; nothing else changes.
+
+Tasks say what a user cares about; the measures beside them (`logit_mse`, `sqnr_db`, `disagreement`) are taken
+always.
+"""
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+
+from quantsieve.errors import UsageError
+from quantsieve.tasks._base import Task
+from quantsieve.tasks._classes import looks_like_classes
+from quantsieve.tasks._measures import disagreement, logit_mse, output_variance, sqnr_db
+
+__all__ = [
+    "Task",
+    "choose",
+    "disagreement",
+    "discover",
+    "get",
+    "logit_mse",
+    "names",
+    "output_variance",
+    "sqnr_db",
+]
+
+
+@cache
+def discover() -> tuple[Task, ...]:
+    """All tasks, sorted by module name."""
+    modules = sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
+    return tuple(importlib.import_module(f"{__name__}.{module}").TASK for module in modules)
+
+
+def names() -> tuple[str, ...]:
+    """The names of all tasks, in the order of their modules."""
+    return tuple(task.name for task in discover())
+
+
+def get(name: str) -> Task:
+    """The task of that name. Raises UsageError, naming the nearest known names."""
+    for task in discover():
+        if task.name == name:
+            return task
+    near = difflib.get_close_matches(name, names(), n=3) or names()
+    raise UsageError("the name of a task", repr(name), f"Use one of these: {', '.join(near)}.")
+
+
+def choose(outputs: Mapping[str, np.ndarray], labels: np.ndarray | None) -> Task:
+    """The task that fits without being told: top1 with labels, agreement on classes, else fidelity.
+
+    outputs: of the float model on some samples, [n, ...] each. A guess from shapes and values: embeddings
+    that are not normalised look like logits, so name the task where it matters.
+    """
+    if labels is not None:
+        return get("top1")
+    return get("agreement" if looks_like_classes(outputs) else "fidelity")
