@@ -39,7 +39,7 @@ def labels() -> np.ndarray:
 
 
 def top1(path: Path, samples: np.ndarray, labels: np.ndarray) -> float:
-    """Percent of samples classified right. Optimizations off: the loss of the numbers, not of one machine's kernels."""
+    """Percent classified right. Optimizations off: the loss of the numbers, not of one machine's kernels."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
@@ -49,7 +49,7 @@ def top1(path: Path, samples: np.ndarray, labels: np.ndarray) -> float:
 
 
 def int8(samples: np.ndarray, path: Path, *, per_channel: bool, keep_float: tuple[str, ...] = ()) -> Path:
-    """`path`, now holding the demo model as onnxruntime's own quantizer writes it (QDQ, U8 activations, MinMax)."""
+    """`path`, now with the demo model as onnxruntime's quantizer writes it: QDQ, U8 activations, MinMax."""
     quantize_static(
         model_path(),
         path,

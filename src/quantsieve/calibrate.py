@@ -150,7 +150,11 @@ class Collector:
             if mean.total is not None and mean.count
         }
         ragged = [name for name, mean in self._means.items() if mean.ragged]
-        notes = (f"{len(ragged)} layers see inputs of several shapes: their bias is not corrected",) if ragged else ()
+        notes = (
+            (f"{len(ragged)} layers see inputs of several shapes: their bias is not corrected",)
+            if ragged
+            else ()
+        )
         variance = {name: moments.variance() for name, moments in self._outputs.items()}
         return Calibration(ranges, means, variance, self._num_samples, notes)
 

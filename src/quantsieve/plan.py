@@ -21,15 +21,17 @@ from quantsieve.schemes import FLOAT, Scheme
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """schemes: by layer name; a layer that is not named is float."""
+    """schemes: by layer name; a layer that is not named is float. repairs: what is mended along the whole plan."""
 
     schemes: Mapping[str, str]
+    repairs: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
         """Ten hex digits of the content; equal for equal plans."""
         chosen = {layer: scheme for layer, scheme in self.schemes.items() if scheme != FLOAT}
-        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:10]
+        content = [chosen, list(self.repairs) if chosen else []]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
     def scheme(self, layer: str) -> str:
         return self.schemes.get(layer, FLOAT)
@@ -39,6 +41,9 @@ class Plan:
 
     def quantized(self) -> tuple[str, ...]:
         return tuple(sorted(layer for layer in self.schemes if self.is_quantized(layer)))
+
+
+BIAS = "bias-correction"  # a repair: see repair.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,9 @@ class Placement:
     @property
     def roots(self) -> tuple[str, ...]:
         """Every tensor that is rounded somewhere."""
-        return tuple(dict.fromkeys([*self.outputs, *(root for pairs in self.reads.values() for _, root in pairs)]))
+        return tuple(
+            dict.fromkeys([*self.outputs, *(root for pairs in self.reads.values() for _, root in pairs)])
+        )
 
 
 def place(graph: Graph, structure: Structure, plan: Plan) -> Placement:
@@ -120,9 +127,15 @@ def check_plan(plan: Plan, options: Options) -> None:
         if scheme == FLOAT and (layer in options.schemes or layer in options.refusals):
             continue
         if layer in options.refusals:
-            raise UsageError("a plan that can be built", f"{scheme} for {layer}: {options.refusals[layer]}", "Keep it float.")
+            raise UsageError(
+                "a plan that can be built",
+                f"{scheme} for {layer}: {options.refusals[layer]}",
+                "Keep it float.",
+            )
         if layer not in options.schemes:
-            raise UsageError("a plan over the model's layers", f"a layer {layer!r} that it lacks", _nearest(layer, options))
+            raise UsageError(
+                "a plan over the model's layers", f"a layer {layer!r} that it lacks", _nearest(layer, options)
+            )
         if scheme not in options.schemes[layer]:
             known = ", ".join((FLOAT, *options.schemes[layer]))
             raise UsageError(f"one of {known} for {layer}", repr(scheme), "Change the plan.")

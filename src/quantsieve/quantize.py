@@ -6,58 +6,17 @@ activation; a DQ in front of a layout op is only carried to the kernel when a pa
 Names of inputs, outputs, kept nodes and weights stay; new names are short, since small models pay for every byte.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
+import onnx
 import onnx_ir as ir
 
-from quantsieve.calibrate import Calibration
-from quantsieve.model.execute import Affine, Executor
-from quantsieve.model.graph import Graph
-from quantsieve.model.units import Layer, Structure, layout_root
-from quantsieve.plan import FLOAT, Placement, Plan, place
-from quantsieve.schemes import Scheme
-from quantsieve.schemes._affine import QuantizedLayer
-from quantsieve.weights import Corrections, constants, integers
+from quantsieve.model.execute import Affine
+from quantsieve.model.units import Layer, Tensor, layout_root
+from quantsieve.plan import Options, Placement, Plan, place
+from quantsieve.search.prices import Costs
+from quantsieve.weights import Ingredients
 
 VERSION = 1
-WEIGHT_TYPES = ("s8", "u8")
-
-
-@dataclass(frozen=True, slots=True)
-class Ingredients:
-    """What a plan is written or simulated with: the prepared model and the facts about it."""
-
-    graph: Graph
-    structure: Structure
-    calibration: Calibration
-    corrections: Corrections
-    schemes: Mapping[str, Scheme]
-    weight_type: str = "s8"  # 's8' or 'u8': the same numbers, in the type that the target multiplies exactly
-
-    def affine(self, root: str) -> Affine:
-        form = next(iter(self.schemes.values())).activation
-        return self.calibration.ranges[root].affine(form)
-
-    def integers(self, layer: Layer, scheme: str) -> QuantizedLayer:
-        return integers(self.graph, layer, self.schemes[scheme], self.calibration, self.corrections)
-
-
-def simulate(executor: Executor, parts: Ingredients, plan: Plan, feeds: Mapping[str, np.ndarray]) -> dict:
-    """Outputs of the plan in float arithmetic with fake quantization, as OrtValues by name; feeds: one batch."""
-    placement = place(parts.graph, parts.structure, plan)
-    weights = {}
-    for layer in parts.structure.quantizable:
-        if plan.is_quantized(layer.name) and layer.weight is not None:
-            made = parts.integers(layer, plan.scheme(layer.name))
-            bias = made.bias.dequantized() if made.bias is not None else constants(parts.graph, layer)[1]
-            weights[layer.name] = (made.weight.dequantized(), bias)
-    outputs = {root: parts.affine(root) for root in placement.outputs}
-    reads = {
-        layer: {name: parts.affine(root) for name, root in pairs} for layer, pairs in placement.reads.items()
-    }
-    return executor.simulate(feeds, weights, outputs, reads)
 
 
 def write_plan(parts: Ingredients, plan: Plan) -> ir.Model:
@@ -82,7 +41,7 @@ class _Writer:
         self.placement = placement
         self.values = {v.name: v for node in model.graph for v in node.outputs if v.name}
         self.values |= {v.name: v for v in [*model.graph.inputs, *model.graph.initializers.values()]}
-        self.nodes = {node.name: node for node in model.graph}
+        self.nodes = {node.name or "": node for node in model.graph}
         self.taken = {name for name in self.values if name} | {name for name in self.nodes if name}
         self.shared: dict[tuple[str, bytes], ir.Value] = {}
         self.count = 0
@@ -201,8 +160,10 @@ class _Writer:
 
     def _constant(self, prefix: str, array: np.ndarray) -> ir.Value:
         name = self._fresh(prefix)
-        value = ir.Value(name=name, const_value=ir.tensor(np.ascontiguousarray(array), name=name))
-        value.shape, value.dtype = value.const_value.shape, value.const_value.dtype  # type: ignore[union-attr]
+        tensor = ir.tensor(np.ascontiguousarray(array), name=name)
+        shape = ir.Shape(array.shape)
+        value = ir.Value(name=name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
+
         self.graph.register_initializer(value)
         return value
 
@@ -238,6 +199,62 @@ def _forget_inferred_types(model: ir.Model) -> None:
                 value.type = None
 
 
-def float_layers(structure: Structure, plan: Plan) -> tuple[Layer, ...]:
-    """Layers that the plan keeps float although they could be quantized."""
-    return tuple(layer for layer in structure.quantizable if plan.scheme(layer.name) == FLOAT)
+def count_bytes(parts: Ingredients, options: Options, float_bytes: int) -> Costs:
+    """What each choice changes in the file, in bytes, scales and zero points and the nodes around them included.
+
+    Names are counted with the length that the writer gives them; constants that several places share count once
+    each place, and guards behind float layers are not counted: both are a few bytes a layer.
+    """
+    layers = {
+        layer.name: {scheme: _layer_bytes(parts, layer, scheme) for scheme in options.schemes[layer.name]}
+        for layer in parts.structure.quantizable
+        if layer.name in options.schemes
+    }
+    tensors = {tensor.root: _tensor_bytes(parts, tensor) for tensor in parts.structure.tensors}
+    return Costs(float_bytes, layers, tensors, {}, {})
+
+
+_NAME = "w999"
+
+
+def _layer_bytes(parts: Ingredients, layer: Layer, scheme: str) -> int:
+    if layer.weight is None:
+        return 0
+    made = parts.integers(layer, scheme)
+    node = _node_bytes("DequantizeLinear", 3, {"axis": 0} if made.weight.axis not in (None, 1) else {})
+    added = _array_bytes(made.weight.values) + _array_bytes(made.weight.scale) + node
+    gone = _constant_bytes(parts, layer.weight) + len(layer.weight) - len(_NAME)
+    if made.bias is not None and layer.bias is not None:
+        added += _array_bytes(made.bias.values) + _array_bytes(made.bias.scale)
+        added += _node_bytes("DequantizeLinear", 2, {"axis": 0} if made.bias.scale.ndim else {})
+        gone += _constant_bytes(parts, layer.bias) + len(layer.bias) - len(_NAME)
+    return added - gone
+
+
+def _tensor_bytes(parts: Ingredients, tensor: Tensor) -> int:
+    pair = _node_bytes("QuantizeLinear", 3, {}) + _node_bytes("DequantizeLinear", 3, {})
+    pair += _array_bytes(np.zeros((), np.float32))
+    readers = sum(len(parts.graph.readers.get(name, ())) for name in tensor.members[:1])
+    return pair - readers * (len(tensor.root) - len(_NAME))
+
+
+def _array_bytes(array: np.ndarray) -> int:
+    return _framed(onnx.numpy_helper.from_array(array, _NAME).ByteSize())
+
+
+def _constant_bytes(parts: Ingredients, name: str) -> int:
+    tensor = parts.graph.model.graph.initializers[name].const_value
+    assert tensor is not None
+    head = onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=tensor.shape.numpy())
+    return _framed(head.ByteSize() + _framed(int(tensor.nbytes)))
+
+
+def _node_bytes(op_type: str, num_inputs: int, attributes: dict[str, int]) -> int:
+    return _framed(
+        onnx.helper.make_node(op_type, [_NAME] * num_inputs, [_NAME], _NAME, **attributes).ByteSize()
+    )
+
+
+def _framed(size: int) -> int:
+    """With protobuf's tag and length in front."""
+    return size + 1 + max(1, -(-size.bit_length() // 7))

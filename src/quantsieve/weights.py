@@ -7,14 +7,14 @@ quantization through weight equalization and bias correction", section 4.2, with
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from quantsieve.calibrate import Calibration
-from quantsieve.model.execute import Executor
+from quantsieve.model.execute import Affine, Executor
 from quantsieve.model.graph import Graph
-from quantsieve.model.units import Layer, layout_root
+from quantsieve.model.units import Layer, Structure, layout_root
 from quantsieve.plan import Options
 from quantsieve.schemes import Scheme
 from quantsieve.schemes._affine import QuantizedLayer
@@ -33,6 +33,7 @@ class Corrections:
 
 
 NO_CORRECTIONS = Corrections({})
+WEIGHT_TYPES = ("s8", "u8")
 
 
 def correct_biases(
@@ -48,8 +49,10 @@ def correct_biases(
             if scheme.name not in options.schemes.get(layer.name, ()):
                 continue
             weight, _ = constants(executor.graph, layer)
-            rounded = integers(executor.graph, layer, scheme, calibration, NO_CORRECTIONS).weight.dequantized()
-            shifts[scheme.name][layer.name] = _channel_means(
+            rounded = integers(
+                executor.graph, layer, scheme, calibration, NO_CORRECTIONS
+            ).weight.dequantized()
+            shifts[scheme.name][layer.name] = channel_means(
                 executor.core_output(layer, mean, rounded - weight), layer
             )
     return Corrections(shifts)
@@ -74,7 +77,29 @@ def integers(
     return scheme.quantize(layer, weight, bias, calibration.ranges[root].affine(scheme.activation).scale)
 
 
-def _channel_means(error: np.ndarray, layer: Layer) -> np.ndarray:
+def channel_means(error: np.ndarray, layer: Layer) -> np.ndarray:
     axis = 1 if layer.op_type in ("Conv", "ConvTranspose") else error.ndim - 1
     others = tuple(i for i in range(error.ndim) if i != axis)
     return error.mean(axis=others, dtype=np.float64).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Ingredients:
+    """What a plan is written or simulated with: the prepared model and the facts about it."""
+
+    graph: Graph
+    structure: Structure
+    calibration: Calibration
+    corrections: Corrections
+    schemes: Mapping[str, Scheme]
+    weight_type: str = "s8"  # 's8' or 'u8': the same numbers, in the type that the target multiplies exactly
+
+    def affine(self, root: str) -> Affine:
+        form = next(iter(self.schemes.values())).activation
+        return self.calibration.ranges[root].affine(form)
+
+    def integers(self, layer: Layer, scheme: str) -> QuantizedLayer:
+        return integers(self.graph, layer, self.schemes[scheme], self.calibration, self.corrections)
+
+    def with_corrections(self, corrections: Corrections) -> "Ingredients":
+        return replace(self, corrections=corrections)

@@ -1,4 +1,4 @@
-"""Targets that misbehave, for the tests of isolation. Workers import them by name: see the parent's module path."""
+"""Targets that misbehave, for the tests of isolation. Workers import this module by its name."""
 
 import ctypes
 import os
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
+
+import numpy as np
 
 from quantsieve.targets.base import Audit, Feeds, Predict, Saturation, Timing
 from quantsieve.targets.ort import OrtCpu
@@ -56,7 +58,7 @@ class Fragile:
         return OrtCpu().audit(path)
 
     def probe_saturation(self) -> Saturation:
-        return (lambda: 0)  # type: ignore[return-value]  # an answer that cannot be pickled
+        return lambda: 0  # type: ignore[return-value]  # an answer that cannot be pickled
 
     def close(self) -> None:
         pass
@@ -68,13 +70,17 @@ class Unpicklable(Exception):
 
 
 class Unloadable:
-    """A target that pickles, but cannot be made again in the worker."""
+    """A target that pickles, but takes some memory and then cannot be made again in the worker."""
 
     name = "unloadable"
 
+    def __init__(self, size_bytes: int = 0):
+        self.size_bytes = size_bytes
+
     def __reduce__(self) -> tuple[object, ...]:
-        return _refuse_to_exist, ()
+        return _refuse_to_exist, (self.size_bytes,)
 
 
-def _refuse_to_exist() -> None:
-    raise RuntimeError("the runtime is not installed here")
+def _refuse_to_exist(size_bytes: int) -> None:
+    taken = np.empty(size_bytes, np.uint8)
+    raise RuntimeError(f"the runtime is not installed here, with {taken.nbytes} bytes")

@@ -1,4 +1,4 @@
-"""Tiny ONNX models for the tests of the targets: good ones, quantized ones, and ones that fail in every way."""
+"""Tiny ONNX models for the tests of the targets: good, quantized, and failing in every way."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +27,9 @@ def save(
     return path
 
 
-def value(name: str, shape: Sequence[int | str] | None, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+def value(
+    name: str, shape: Sequence[int | str] | None, dtype: int = TensorProto.FLOAT
+) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
@@ -63,13 +65,20 @@ def constants() -> dict[str, np.ndarray | np.generic]:
     }
 
 
+def remove_names(nodes: Sequence[NodeProto]) -> None:
+    for node in nodes:
+        node.ClearField("name")
+
+
 def scaled(path: Path, factor: float = 2.0) -> Path:
     """y = factor * x, both (2,)."""
     node = helper.make_node("Mul", ["x", "factor"], ["y"], "mul")
     return save(path, [node], [value("x", [2])], [value("y", [2])], {"factor": np.float32(factor)})
 
 
-def float_layer_between_integers(path: Path, guard: str | None) -> Path:
+def float_layer_between_integers(
+    path: Path, guard: str | None, name_nodes: bool = True, float_name: str = "conv2"
+) -> Path:
     """conv1 int8, conv2 with float weights and a Relu between DQ and Q, conv3 int8.
 
     Unguarded, onnxruntime quantizes conv2 at load; `guard` puts that one-input op behind its Relu.
@@ -80,7 +89,7 @@ def float_layer_between_integers(path: Path, guard: str | None) -> Path:
         conv(["x_d", "w1"], "c1", "conv1"),
         helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
         *pair("r1"),
-        conv(["r1_d", "w2"], "c2", "conv2"),
+        conv(["r1_d", "w2"], "c2", float_name),
         helper.make_node("Relu", ["c2"], ["r2"], "relu2"),
     ]
     last = "r2"
@@ -88,11 +97,13 @@ def float_layer_between_integers(path: Path, guard: str | None) -> Path:
         nodes.append(helper.make_node(guard, ["r2"], ["g2"], "guard2"))
         last = "g2"
     nodes += [*pair(last), weight("w3"), conv([f"{last}_d", "w3"], "c3", "conv3"), *pair("c3")]
+    if not name_nodes:
+        remove_names(nodes)
     shape = [1, CHANNELS, 8, 8]
     return save(path, nodes, [value("x", IMAGE)], [value("c3_d", shape)], constants())
 
 
-def quantized_network(path: Path) -> Path:
+def quantized_network(path: Path, high: float = 20) -> Path:
     """Conv + Clip, Conv, Add, GlobalAveragePool, Flatten, Gemm: all between Q and DQ; then a float Tanh."""
     nodes = [
         *pair("x"),
@@ -114,7 +125,8 @@ def quantized_network(path: Path) -> Path:
         *pair("z", zero="u8_middle"),
         helper.make_node("Tanh", ["z_d"], ["y"], "tanh"),
     ]
-    limits = {"low": np.float32(0), "high": np.float32(6)}
+    # The Clip ends above the 12.75 that the Q can hold: only then onnxruntime drops it and fuses the Conv.
+    limits = {"low": np.float32(0), "high": np.float32(high)}
     return save(path, nodes, [value("x", IMAGE)], [value("y", [1, 10])], constants() | limits)
 
 
@@ -131,8 +143,7 @@ def float_network(path: Path, name_nodes: bool = True) -> Path:
         helper.make_node("Gemm", ["f", "w3"], ["y"], "gemm"),
     ]
     if not name_nodes:
-        for node in nodes:
-            node.ClearField("name")
+        remove_names(nodes)
     draw = np.random.default_rng(0)
     shapes = {"w1": (16, 3, 3, 3), "w2": (16, 16, 3, 3), "w3": (16, 10)}
     weights = {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}

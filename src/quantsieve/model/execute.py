@@ -11,6 +11,7 @@ are kept as OrtValues and copied where an array leaves this module.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -99,43 +100,38 @@ class Executor:
                 values[name] = OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
         return values
 
-    def simulate(
-        self,
-        feeds: Mapping[str, np.ndarray],
-        weights: Mapping[str, tuple[np.ndarray, np.ndarray | None]],
-        rounded_outputs: Mapping[str, Affine],
-        rounded_reads: Mapping[str, Mapping[str, Affine]],
-        keep: Callable[[str], bool] = lambda name: False,
-    ) -> Values:
-        """Outputs of a plan as its file computes them, in float.
+    @property
+    def steps(self) -> tuple[Layer | None, ...]:
+        """The layer of every piece in the order of running, None for a piece that belongs to no layer."""
+        return tuple(layer for _, _, layer in self._order)
 
-        weights: (weight, bias) by layer name where they differ from the model's own.
-        rounded_outputs: format by value name, applied behind the layer that makes it, for every reader.
-        rounded_reads: by layer name, format by value name, applied for that reader only.
+    def run_step(
+        self,
+        index: int,
+        values: Values,
+        weights: tuple[np.ndarray, np.ndarray | None] | None = None,
+        reads: Mapping[str, Affine] = MappingProxyType({}),
+        outputs: Mapping[str, Affine] = MappingProxyType({}),
+    ) -> None:
+        """Run one piece on `values` and put what it makes there; values that nobody needs any more are dropped.
+
+        weights: other weight and bias; reads: values that this piece reads rounded; outputs: made values to round.
         """
-        values = self.feed_values(feeds)
-        read_cache: dict[str, OrtValue] = {}
-        for index, (_, _, layer) in enumerate(self._order):
-            piece, extra = self._pieces[index], {}
-            seen: Mapping[str, OrtValue] = values
-            if layer is not None and layer.name in weights:
-                piece, extra = self._with_weights(layer, *weights[layer.name])
-            reads = rounded_reads.get(layer.name, {}) if layer is not None else {}
-            if reads or extra:
-                local = {name: values[name] for name in piece.inputs if name in values}
-                for name, affine in reads.items():
-                    if name not in read_cache:
-                        read_cache[name] = self.round(values[name], affine)
-                    local[name] = read_cache[name]
-                seen = {**local, **extra}
-            made = piece.run(seen)
-            for name in made:
-                if name in rounded_outputs:
-                    made[name] = self.round(made[name], rounded_outputs[name])
-            values.update(made)
-            self._drop(values, index, keep)
-            self._drop(read_cache, index, keep)
-        return values
+        layer, piece = self._order[index][2], self._pieces[index]
+        extra: Values = {}
+        if weights is not None and layer is not None:
+            piece, extra = self._with_weights(layer, *weights)
+        seen: Mapping[str, OrtValue] = values
+        if reads or extra:
+            local = {name: values[name] for name in piece.inputs if name in values}
+            rounded = {name: self.round(values[name], affine) for name, affine in reads.items()}
+            seen = {**local, **rounded, **extra}
+        made = piece.run(seen)
+        for name, affine in outputs.items():
+            if name in made:
+                made[name] = self.round(made[name], affine)
+        values.update(made)
+        self._drop(values, index, lambda name: False)
 
     # --- probes -----------------------------------------------------------------------------------------------
 
@@ -151,7 +147,9 @@ class Executor:
         """Outputs of the graph when some values are replaced; runs only what the change reaches."""
         dirty = dict(changed)
         for index, piece in enumerate(self._pieces):
-            if any(name in dirty for name in piece.inputs) and not all(name in changed for name in piece.outputs):
+            if any(name in dirty for name in piece.inputs) and not all(
+                name in changed for name in piece.outputs
+            ):
                 seen = {name: dirty[name] if name in dirty else base[name] for name in piece.inputs}
                 dirty.update(piece.run(seen))
             self._drop(dirty, index, lambda name: False)
@@ -178,7 +176,9 @@ class Executor:
 
     # --- making pieces ----------------------------------------------------------------------------------------
 
-    def _with_weights(self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None) -> tuple[_Piece, Values]:
+    def _with_weights(
+        self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None
+    ) -> tuple[_Piece, Values]:
         piece = self._free_weights.get(layer.name)
         if piece is None:
             free = tuple(name for name in (layer.weight, layer.bias) if name)
@@ -235,7 +235,7 @@ class Executor:
     def _constant_proto(self, name: str) -> onnx.TensorProto:
         tensor = self.graph.model.graph.initializers[name].const_value
         assert tensor is not None
-        proto = onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=[int(d) for d in tensor.shape])
+        proto = onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=tensor.shape.numpy())
         if tensor.dtype == ir.DataType.STRING:
             return onnx.numpy_helper.from_array(tensor.numpy(), name)
         proto.raw_data = tensor.tobytes()
@@ -338,7 +338,9 @@ def _inferred_types(graph: Graph, names: Sequence[str]) -> dict[str, onnx.TypePr
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
     options = _piece_options()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     wanted = set(names)
     return {out.name: _type_proto(out.type) for out in session.get_outputs() if out.name in wanted}
 

@@ -100,6 +100,14 @@ def node_inputs(node: ir.Node) -> Iterator[str]:
         yield from _outer_names(graph)
 
 
+def inner_constants(node: ir.Node) -> Iterator[ir.Value]:
+    """Initializers that the node's subgraphs hold, at any depth."""
+    for graph in _subgraphs(node):
+        yield from graph.initializers.values()
+        for inner in graph:
+            yield from inner_constants(inner)
+
+
 def has_subgraphs(node: ir.Node) -> bool:
     return next(_subgraphs(node), None) is not None
 

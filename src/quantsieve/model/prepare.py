@@ -7,6 +7,7 @@ what the schemes need, fold constants, fold BatchNorm, infer shapes, name every 
 and leaves a note. Names of nodes that the user gave are kept; nodes without a usable name get one from their output.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,9 @@ class Prepared:
     opset: int
     original_opset: int
     original_bytes: int  # with external data
-    given_names: tuple[tuple[str, str], ...]  # (name in the prepared model, name the user gave), where they differ
+    given_names: tuple[
+        tuple[str, str], ...
+    ]  # (name in the prepared model, name the user gave), where they differ
 
 
 def prepare(model: ir.Model, feeds: Sequence[Feeds], size_bytes: int) -> tuple[ir.Model, Prepared]:
@@ -68,8 +71,26 @@ def prepare(model: ir.Model, feeds: Sequence[Feeds], size_bytes: int) -> tuple[i
     given = _name_nodes(model)
     opset = model.opset_imports.get("", 1)
     if opset < MIN_OPSET:
-        notes.append(f"opset {opset} could not be lifted to {MIN_OPSET}: per-channel schemes cannot be written")
+        notes.append(
+            f"opset {opset} could not be lifted to {MIN_OPSET}: per-channel schemes cannot be written"
+        )
     return model, Prepared(tuple(steps), tuple(notes), opset, original_opset, size_bytes, given)
+
+
+def outline(model: ir.Model) -> ir.Model:
+    """A copy with constants lifted, shapes inferred and nodes named, nothing compared: for a model that cannot run.
+
+    It shows the layers; nothing may be computed with it.
+    """
+    model = ir.from_proto(ir.to_proto(model))
+    for step in (_inline, _lift_constants, _drop_overridable, _infer_shapes):
+        candidate = ir.from_proto(ir.to_proto(model))
+        # A library's pass may fail in any way on a model that is broken; what it would have added is then not shown.
+        with contextlib.suppress(Exception):
+            step(candidate)
+            model = candidate
+    _name_nodes(model)
+    return model
 
 
 def plain_session(model: ir.Model | Path) -> onnxruntime.InferenceSession:
@@ -142,23 +163,36 @@ def _inline(model: ir.Model) -> bool:
 
 
 def _lift_constants(model: ir.Model) -> bool:
-    return passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model).modified
+    modified = passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model).modified
+    return _allow_plain_initializers(model, modified)
 
 
 def _drop_overridable(model: ir.Model) -> bool:
-    return passes.RemoveInitializersFromInputsPass()(model).modified
+    return _allow_plain_initializers(model, passes.RemoveInitializersFromInputsPass()(model).modified)
+
+
+def _allow_plain_initializers(model: ir.Model, modified: bool) -> bool:
+    """Before IR version 4 every initializer had to be an input too, and the version converter still insists."""
+    if modified:
+        model.ir_version = max(model.ir_version or 0, 4)
+    return modified
 
 
 def _lift_opset(model: ir.Model) -> bool:
     if model.opset_imports.get("", 1) >= MIN_OPSET:
         return False
     lifted = ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), MIN_OPSET))
+    # The converter turns attributes (limits of Clip, pads, axes) into Constant nodes.
+    _lift_constants(lifted)
     _adopt(model, lifted)
     return True
 
 
 def _fold_constants(model: ir.Model) -> bool:
-    return bool(onnxscript.optimizer.fold_constants(model, onnx_shape_inference=False).modified)
+    modified = bool(onnxscript.optimizer.fold_constants(model, onnx_shape_inference=False).modified)
+    if modified:
+        _lift_constants(model)  # what was folded may have become a Constant node
+    return modified
 
 
 def _fold_batchnorm(model: ir.Model) -> bool:

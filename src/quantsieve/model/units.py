@@ -9,6 +9,8 @@ The rule of fusing is onnxruntime's (measured with 1.32): Conv+Relu and Conv+Cli
 stand after the activation only and the zero point is the type's minimum; a Clip with another lower bound does not fuse.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,9 +45,11 @@ class Layer:
     output_shape: tuple[int | None, ...] | None  # None where a dimension is not known before running
     num_params: int
     weight_bytes: int  # float32 bytes of weight and bias in the file
-    macs: int  # multiply-adds of one sample, 0 when unknown or when it has no weights
+    macs: int  # multiply-adds of one sample, 0 when unknown or when it is no product of matrices
     refusal: str | None  # why no scheme can quantize it
-    rounds_output: bool  # its integer kernel exists only with a rounded output (Gemm and MatMul can give float)
+    rounds_output: (
+        bool  # its integer kernel exists only with a rounded output (Gemm and MatMul can give float)
+    )
 
     @property
     def is_quantizable(self) -> bool:
@@ -141,7 +145,7 @@ def _layer(graph: Graph, node: ir.Node) -> Layer:
         output_shape=shape,
         num_params=num_params,
         weight_bytes=weight_bytes,
-        macs=_macs(node, array, graph.shape(node.outputs[0].name or "")) if array is not None else 0,
+        macs=_macs(graph, node),
         refusal=refusal,
         rounds_output=not (node.op_type in ("Gemm", "MatMul") and len(nodes) == 1),
     )
@@ -260,22 +264,32 @@ def _activation(graph: Graph, node: ir.Node) -> ir.Node | None:
         return None
     low = graph.constant(reader.inputs[1].name or "")
     fixed = [v is None or graph.is_constant(v.name or "") for v in reader.inputs[1:]]
-    return reader if low is not None and low.size == 1 and float(low.reshape(())) == 0.0 and all(fixed) else None
+    return (
+        reader if low is not None and low.size == 1 and float(low.reshape(())) == 0.0 and all(fixed) else None
+    )
 
 
-def _macs(node: ir.Node, weight: np.ndarray, output_shape: tuple[int | None, ...] | None) -> int:
-    """Multiply-adds of one sample; the batch axis counts once, unknown dimensions make it 0."""
-    if output_shape is None:
+def _macs(graph: Graph, node: ir.Node) -> int:
+    """Multiply-adds of one sample; axis 0 is the batch and counts once, unknown dimensions make it 0."""
+    if node.domain != "" or node.op_type not in WEIGHTED or len(node.inputs) < 2:
+        return 0
+    values = (node.inputs[0], node.inputs[1], node.outputs[0])
+    read, weight, made = (graph.shape(value.name or "") if value else None for value in values)
+    if read is None or weight is None or made is None:
         return 0
     if node.op_type in ("Conv", "ConvTranspose"):
-        places = output_shape[2:]
-        if node.op_type == "ConvTranspose":
-            return 0
-    else:
-        places = output_shape[1:-1]
-    if any(dim is None for dim in places):
-        return 0
-    return int(weight.size) * int(np.prod([dim for dim in places if dim is not None], dtype=np.int64))
+        # Each weight meets every place of the output once, and transposed, every place of the input.
+        return _product(weight) * _product((made if node.op_type == "Conv" else read)[2:])
+    if len(weight) == 2:
+        return _product(weight) * _product(made[1:-1])
+    return _product(read[-1:]) * _product(
+        made[1:]
+    )  # each output is a sum over the last axis of the left operand
+
+
+def _product(dims: Sequence[int | None]) -> int:
+    """Of all dimensions; 0 when one is unknown."""
+    return 0 if any(dim is None for dim in dims) else math.prod(dim for dim in dims if dim is not None)
 
 
 def _find_tensors(graph: Graph, layers: list[Layer]) -> tuple[Tensor, ...]:
@@ -300,7 +314,9 @@ def _find_tensors(graph: Graph, layers: list[Layer]) -> tuple[Tensor, ...]:
             if root in members:
                 members[root].append(node.outputs[0].name or "")
     return tuple(
-        Tensor(root, tuple(dict.fromkeys(names)), maker.get(root), tuple(dict.fromkeys(readers.get(root, []))))
+        Tensor(
+            root, tuple(dict.fromkeys(names)), maker.get(root), tuple(dict.fromkeys(readers.get(root, [])))
+        )
         for root, names in members.items()
     )
 

@@ -6,11 +6,10 @@ reads, and its output where its kernel needs that. Bytes and time are changes ag
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TypeVar
 
 from quantsieve.model.graph import Graph
-from quantsieve.model.units import Structure, layout_root
+from quantsieve.model.units import Layer, Structure, layout_root
 from quantsieve.plan import Options, Plan
 from quantsieve.sensitivity.suffix import Prices
 
@@ -94,7 +93,10 @@ def make_problem(
     graph: Graph, structure: Structure, options: Options, prices: Prices, costs: Costs, form: str
 ) -> Problem:
     """The table for one activation format."""
-    price = {(s.kind, s.owner, s.form): max(0.0, float(m)) for s, m in zip(prices.sources, prices.mean(), strict=True)}
+    price = {
+        (s.kind, s.owner, s.form): max(0.0, float(m))
+        for s, m in zip(prices.sources, prices.mean(), strict=True)
+    }
     roots = tuple(s.owner for s in prices.sources if s.kind == "tensor" and s.form == form)
     index = {root: i for i, root in enumerate(roots)}
     layers = [layer for layer in structure.quantizable if layer.name in options.schemes]
@@ -122,20 +124,13 @@ def make_problem(
     )
 
 
-def _table(layers, chosen, costs):  # type: ignore[no-untyped-def]
+Number = TypeVar("Number", int, float)
+
+
+def _table(
+    layers: Sequence[Layer], chosen: Sequence[tuple[str, ...]], costs: Mapping[str, Mapping[str, Number]]
+) -> tuple[tuple[Number, ...], ...]:
     return tuple(
         tuple(costs.get(layer.name, {}).get(s, 0) for s in schemes)
         for layer, schemes in zip(layers, chosen, strict=True)
     )
-
-
-def active_sources(graph: Graph, structure: Structure, prices: Prices, plan: Plan, form: str) -> np.ndarray:
-    """float64 [sources], 1 where the plan switches the source on."""
-    on = set()
-    for layer in structure.quantizable:
-        if plan.is_quantized(layer.name):
-            on.add(("weight", layer.name, plan.scheme(layer.name)))
-            on.update(("tensor", layout_root(graph, name), form) for name in layer.inputs)
-            if layer.rounds_output:
-                on.add(("tensor", layer.output, form))
-    return np.asarray([(s.kind, s.owner, s.form) in on for s in prices.sources], np.float64)

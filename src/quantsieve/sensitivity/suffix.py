@@ -2,9 +2,9 @@
 
 For a sample, e_i is the change of the float outputs by source i, each output divided by its standard deviation and the
 root of its size, so that |e_i|^2 is the relative squared error (mean over outputs). The price of i is the mean of
-|e_i|^2 over the samples. The Gram matrix G_ij = mean of <e_i, e_j> says how errors of two sources meet: to first order
-the error of a plan is the sum of its e_i, so its squared error is x' G x; where sources are independent G is diagonal
-and this is the sum of prices. Off-diagonal products of long outputs are taken on a seeded sign sketch.
+|e_i|^2 over the samples: with independent sources the squared error of a plan is the sum of its prices. The part
+|mean of e_i|^2 of a price is common to all samples; bias correction along the plan removes it, so it is kept beside
+the price (long outputs on a seeded sign sketch, which keeps squared lengths on average).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from quantsieve.schemes import Scheme
 from quantsieve.weights import Corrections, constants, integers
 
 VERSION = 1
-SKETCH = 4096  # longest error vector kept for the Gram matrix
+SKETCH = 1024  # longest mean error vector kept
 _Z95 = 1.959964
 
 
@@ -38,11 +38,11 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class Prices:
     """errors: float64 [sources, samples], relative squared error of the outputs, higher is worse.
-    gram: float64 [sources, sources], mean over samples of products of error vectors."""
+    mean_vectors: float32 [sources, at most SKETCH], mean over the samples of the error vectors."""
 
     sources: tuple[Source, ...]
     errors: np.ndarray
-    gram: np.ndarray
+    mean_vectors: np.ndarray
 
     @property
     def num_samples(self) -> int:
@@ -51,6 +51,18 @@ class Prices:
     def mean(self) -> np.ndarray:
         """float64 [sources]: the prices."""
         return self.errors.mean(axis=1)
+
+    def common(self) -> np.ndarray:
+        """float64 [sources]: the part of each price that all samples share, |E e|^2, without its sampling bias."""
+        n = self.num_samples
+        if n < 2:
+            return np.zeros(len(self.sources))
+        squared = np.square(self.mean_vectors.astype(np.float64)).sum(axis=1)
+        return np.clip((n * squared - self.mean()) / (n - 1), 0.0, self.mean())
+
+    def corrected(self) -> np.ndarray:
+        """float64 [sources]: the prices once bias correction along the plan has taken the common part away."""
+        return self.mean() - self.common()
 
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper end of the 95 % normal interval of each price, float64 [sources] each."""
@@ -92,22 +104,22 @@ def scan_batch(
 
     def probe(source: Source) -> tuple[np.ndarray, np.ndarray]:
         outputs = _perturbed(executor, base, source, calibration, corrections, schemes, layers)
-        return error_vectors(float_outputs(executor, outputs), reference, calibration.output_variance, num_samples)
+        return error_vectors(
+            float_outputs(executor, outputs), reference, calibration.output_variance, num_samples
+        )
 
     with ThreadPoolExecutor(max_workers=workers) as pool:
         results = list(pool.map(probe, sources))
     errors = np.stack([error for error, _ in results])
-    vectors = np.stack([vector for _, vector in results]).reshape(len(sources), -1)
-    gram = (vectors @ vectors.T).astype(np.float64) / num_samples
-    np.fill_diagonal(gram, errors.mean(axis=1))
-    return Prices(tuple(sources), errors, gram)
+    return Prices(tuple(sources), errors, np.stack([vectors.mean(axis=0) for _, vectors in results]))
 
 
 def join(parts: Sequence[Prices]) -> Prices:
     """One fact from the batches of a scan, in their order."""
     counts = np.asarray([part.num_samples for part in parts], np.float64)
-    gram = sum(part.gram * count for part, count in zip(parts, counts, strict=True)) / counts.sum()
-    return Prices(parts[0].sources, np.concatenate([part.errors for part in parts], axis=1), np.asarray(gram))
+    means = sum(part.mean_vectors * count for part, count in zip(parts, counts, strict=True)) / counts.sum()
+    errors = np.concatenate([part.errors for part in parts], axis=1)
+    return Prices(parts[0].sources, errors, np.asarray(means, np.float32))
 
 
 def float_outputs(executor: Executor, values: Values) -> dict[str, np.ndarray]:

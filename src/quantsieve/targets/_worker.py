@@ -83,10 +83,23 @@ def _start(pipe: Connection) -> _Sessions | None:
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
         sessions = _Sessions(pickle.loads(pickled))
     except Exception as error:
-        _send(pipe, (False, _failure(error, "start")), "start")
+        failure = _failure(error, "start")
+        if memory_bytes is not None and _peak_bytes() > memory_bytes / 2:
+            # Python itself fails in odd ways then: a ValueError from its own compiler was seen.
+            failure = TargetFailure(failure.reason, "memory", "start")
+        _send(pipe, (False, failure), "start")
         return None
     _send(pipe, (True, None), "start")
     return sessions
+
+
+def _peak_bytes() -> int:
+    """The largest address space that this process has had; 0 where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmPeak:")), 0)
 
 
 def _answer(sessions: _Sessions, method: str, arguments: tuple[Any, ...]) -> tuple[bool, object]:

@@ -19,6 +19,7 @@ import onnx
 from quantsieve.targets.base import Audit, Precision
 
 _NOT_LAYERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Constant"})
+_NCHWC = "com.microsoft.nchwc"
 _QDQ = frozenset({"QuantizeLinear", "DequantizeLinear"})
 _WEIGHT_ONLY = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized", "MatMulFpQ4"})
 _INTEGER = re.compile(
@@ -66,6 +67,7 @@ class _Original:
     nodes: dict[str, onnx.NodeProto] = field(default_factory=dict)
     producer: dict[str, str] = field(default_factory=dict)
     quantized_as: dict[str, list[str]] = field(default_factory=dict)
+    quantized_from: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: onnx.GraphProto) -> _Original:
@@ -73,6 +75,7 @@ class _Original:
         for node in graph.node:
             if node.op_type == "QuantizeLinear":
                 index.quantized_as.setdefault(node.input[0], []).append(node.output[0])
+                index.quantized_from[node.output[0]] = node.input[0]
             if node.op_type in _NOT_LAYERS:
                 continue
             label = node.name or next(filter(None, node.output), "")
@@ -92,8 +95,12 @@ class _Original:
         return None
 
     def upstream(self, tensor: str, family: str, taken: Mapping[str, object]) -> Iterator[str]:
-        """Labels from the producer of `tensor` up to the nearest node of `family`; nothing without one."""
-        frontier: list[tuple[str, ...]] = [(self.producer[tensor],)] if tensor in self.producer else []
+        """Labels from the producer of `tensor` up to the nearest node of `family`; nothing without one.
+
+        tensor: an output of a node, or of the QuantizeLinear behind it.
+        """
+        last = self.producer.get(self.quantized_from.get(tensor, tensor))
+        frontier: list[tuple[str, ...]] = [(last,)] if last is not None and family else []
         seen: set[str] = set()
         while frontier:
             path = frontier.pop(0)
@@ -115,15 +122,16 @@ def _precisions(index: _Original, graph: onnx.GraphProto) -> dict[str, Precision
     """Precision by label, for all nodes of the file that the optimized graph still shows."""
     made = _made(graph)
     found: dict[str, Precision] = {}
+    nameless: list[tuple[onnx.NodeProto, Precision]] = []
     for node, precision in made:
-        label = index.named(node.name) if node.domain != "com.microsoft.nchwc" else None
+        label = index.named(node.name) if node.domain != _NCHWC else None
         if label is not None and _fits(index.nodes[label].op_type, node.op_type):
             found.setdefault(label, precision)
-    for node, precision in made:
-        if node.domain == "com.microsoft.nchwc" and node.name.endswith("_nchwc"):
-            tensor = node.name.removesuffix("_nchwc")
-            for label in index.upstream(tensor, _family(node.op_type), found):
-                found.setdefault(label, precision)
+        else:
+            nameless.append((node, precision))
+    for node, precision in nameless:
+        for label in index.upstream(_made_tensor(node), _family(node.op_type), found):
+            found.setdefault(label, precision)
     by_tensor = {tensor: precision for node, precision in made for tensor in node.output if tensor}
     for tensor, label in index.producer.items():
         names = [tensor, *index.quantized_as.get(tensor, ())]
@@ -131,6 +139,11 @@ def _precisions(index: _Original, graph: onnx.GraphProto) -> dict[str, Precision
         if made_by is not None:
             found.setdefault(label, by_tensor[made_by])
     return found
+
+
+def _made_tensor(node: onnx.NodeProto) -> str:
+    # Layout passes rename the tensors, but name an NCHWc kernel after the one it had.
+    return node.name.removesuffix("_nchwc") if node.domain == _NCHWC else next(iter(node.output), "")
 
 
 def _fits(original: str, made: str) -> bool:

@@ -1,0 +1,299 @@
+"""Options of the command line in groups: each group arrives at its command as one object.
+
+Imports nothing but click: `--help` must answer at once. Names are those of the Python functions; a value is
+checked here only as far as its own text goes (a number, a duration), everything else where it is used.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+Command = Callable[..., Any]
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+class Duration(click.ParamType):
+    """Seconds from '90', '90s', '5m' or '1h'."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(value).strip().lower())
+        if found is None or float(found[1]) == 0:
+            self.fail(f"{value!r} is no duration such as 90, 90s, 5m or 1h.", param, ctx)
+        return float(found[1]) * _SECONDS[found[2]]
+
+
+class Names(click.ParamType):
+    """A tuple of names from a text with commas."""
+
+    name = "names"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = tuple(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
+        if not names:
+            self.fail("at least one name is needed.", param, ctx)
+        return names
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where samples come from."""
+
+    data: str | None
+    calibration_data: str | None
+    synthetic: int | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """How images become feeds; texts as given, None where not given."""
+
+    mean: str | None
+    std: str | None
+    scale: str | None
+    resize: str | None
+    crop: str | None
+    pad: str | None
+    layout: str | None
+    color: str | None
+    interpolation: str | None
+    preprocess: str | None
+    skip_bad: bool
+    class_names: str | None
+
+    def given(self) -> dict[str, str]:
+        """Preprocessing options that were given, by name."""
+        names = ("mean", "std", "scale", "resize", "crop", "pad", "layout", "color", "interpolation")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What `tune` may spend and what it has to reach."""
+
+    schemes: tuple[str, ...]
+    max_drop: float
+    confident: bool
+    workers: int
+    timeout: float | None  # seconds
+    max_trials: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How quantized files are written."""
+
+    weight_type: str
+    bias_correction: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a command prints."""
+
+    json: bool
+    quiet: bool
+    debug: bool
+
+
+def _group(
+    name: str, kind: type, options: Sequence[Callable[[Command], Command]]
+) -> Callable[[Command], Command]:
+    """A decorator that adds the options to a command and hands their values on as one `kind` named `name`."""
+    keys = [field.name for field in dataclasses.fields(kind)]
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def collected(**values: Any) -> Any:
+            own = {key: values.pop(key) for key in keys}
+            return command(**values, **{name: kind(**own)})
+
+        for option in reversed(options):
+            collected = option(collected)
+        return collected
+
+    return decorate
+
+
+source_options = _group(
+    "source",
+    Source,
+    (
+        click.option(
+            "--data", metavar="PATH", help="Samples: a folder of images, .npz or .npy.", show_default="none"
+        ),
+        click.option(
+            "--calibration-data",
+            metavar="PATH",
+            help="Samples for calibration alone.",
+            show_default="a part of --data",
+        ),
+        click.option(
+            "--synthetic",
+            metavar="N",
+            type=click.IntRange(min=1),
+            help="Make up N random samples instead; such scores only point a direction.",
+            show_default="none",
+        ),
+        click.option("--seed", type=click.IntRange(min=0), default=0, help="Fixes every random choice."),
+    ),
+)
+
+image_options = _group(
+    "images",
+    Images,
+    (
+        click.option("--mean", metavar="A[,B,C]", help="Subtracted from pixels.", show_default="0"),
+        click.option("--std", metavar="A[,B,C]", help="Pixels are divided by it.", show_default="1"),
+        click.option("--scale", metavar="X", help="Factor on pixels before mean and std.", show_default="1"),
+        click.option(
+            "--resize",
+            metavar="N|HxW",
+            help="Short side, or exact size.",
+            show_default="the size of the input",
+        ),
+        click.option("--crop", metavar="N|HxW", help="Centre crop after resizing.", show_default="none"),
+        click.option(
+            "--pad",
+            metavar="X",
+            help="Keep the aspect in an exact --resize; fill with X.",
+            show_default="none",
+        ),
+        click.option("--layout", metavar="nchw|nhwc", help="Order of axes.", show_default="from the input"),
+        click.option(
+            "--color", metavar="rgb|bgr|gray", help="Order of channels.", show_default="from the input"
+        ),
+        click.option(
+            "--interpolation",
+            metavar="nearest|bilinear|bicubic",
+            help="Of resizing.",
+            show_default="bilinear",
+        ),
+        click.option(
+            "--preprocess",
+            metavar="FILE.toml",
+            help="The options above from a file; options on the command line win.",
+            show_default="none",
+        ),
+        click.option("--skip-bad", is_flag=True, help="Count unreadable images instead of stopping."),
+        click.option(
+            "--class-names",
+            metavar="FILE",
+            help="Names of class folders in the order of the model's outputs, one a line.",
+            show_default="sorted",
+        ),
+    ),
+)
+
+writing_options = _group(
+    "writing",
+    Writing,
+    (
+        click.option(
+            "--weight-type",
+            type=click.Choice(["auto", "s8", "u8"]),
+            default="auto",
+            help="Type of 8-bit weights; auto takes u8 where this machine's s8 kernels saturate.",
+        ),
+        click.option(
+            "--bias-correction/--no-bias-correction",
+            default=True,
+            help="Take each layer's mean rounding error out of its bias.",
+        ),
+    ),
+)
+
+schemes_option = click.option(
+    "--schemes",
+    type=Names(),
+    metavar="A,B,...",
+    default="int8,int8-channel",
+    help="Precisions that layers may be given besides float.",
+)
+
+search_options = _group(
+    "search",
+    Search,
+    (
+        schemes_option,
+        click.option(
+            "--max-drop",
+            type=click.FloatRange(min=0),
+            metavar="X",
+            default=0.01,
+            help="Largest acceptable loss of the metric, absolute: 0.01 is one point of 100.",
+        ),
+        click.option(
+            "--confident", is_flag=True, help="Let the unfavourable end of the interval meet --max-drop."
+        ),
+        click.option(
+            "--workers",
+            type=click.IntRange(min=1),
+            metavar="N",
+            default=2,
+            help="Processes that work at a time.",
+        ),
+        click.option(
+            "--timeout",
+            type=Duration(),
+            metavar="TIME",
+            help="Stop after 90, 90s, 5m or 1h with the best so far.",
+            show_default="none",
+        ),
+        click.option(
+            "--max-trials",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Stop after N measured models with the best so far.",
+            show_default="none",
+        ),
+    ),
+)
+
+output_options = _group(
+    "output",
+    Output,
+    (
+        click.option("--json", is_flag=True, help="Print one JSON document on stdout."),
+        click.option("--quiet", is_flag=True, help="Show no progress."),
+        click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+    ),
+)
+
+metric_option = click.option(
+    "--metric",
+    metavar="NAME",
+    help="Quality measure: top1, agreement or fidelity.",
+    show_default="top1 with labels, else by the outputs",
+)
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1,
+    help="Threads of each model that is measured.",
+)
+samples_option = click.option(
+    "--samples", type=click.IntRange(min=1), metavar="N", default=32, help="Samples of the sensitivity scan."
+)
+limit_option = click.option(
+    "--limit",
+    "limit_s",
+    type=Duration(),
+    metavar="TIME",
+    default="5m",
+    help="Time limit of one answer of the target.",
+)

@@ -1,0 +1,81 @@
+"""What commands print: text tables, or with `--json` exactly one document; warnings then go to stderr."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantsieve import _tables, api
+from quantsieve._door import say
+from quantsieve._options import Output
+from quantsieve.errors import QuantsieveError
+from quantsieve.inspection import Inspection
+from quantsieve.report.cautions import cautions
+from quantsieve.report.document import report_document
+from quantsieve.report.text import print_report, print_top
+
+if TYPE_CHECKING:
+    from quantsieve.api import EvaluationResult, ScanResult, TuneResult
+
+SCHEMA = 1  # of the small documents made here
+
+
+def result(found: "TuneResult", output: Output, top_k: int | None = None) -> None:
+    """The front, the recommended model and where the report lies; with top_k those models only."""
+    if output.json:
+        print_json(report_document(found.summary))
+        for caution in cautions(found.summary):
+            say(f"warning: {caution.text}")
+        return
+    console = _tables.stdout_console()
+    if top_k is None:
+        print_report(found.summary, console)
+    else:
+        print_top(found.summary, console, top_k)
+    _tables.print_pairs(console, [("Report", str(path)) for path in found.report_files])
+
+
+def inspection(facts: Inspection, output: Output) -> None:
+    if output.json:
+        print_json(facts.document())
+    else:
+        _tables.show_inspection(_tables.stdout_console(), facts)
+
+
+def scan(found: "ScanResult", output: Output) -> None:
+    if output.json:
+        print_json(found.document())
+    else:
+        _tables.show_scan(_tables.stdout_console(), found)
+
+
+def evaluation(found: "EvaluationResult", output: Output) -> None:
+    if output.json:
+        print_json(found.document())
+    else:
+        _tables.show_evaluation(_tables.stdout_console(), found)
+
+
+def path(kind: str, written: Path, output: Output) -> None:
+    """The file that a command wrote."""
+    if output.json:
+        print_json({"schema": SCHEMA, "kind": kind, "path": str(written)})
+    else:
+        print(f"Wrote {written}")
+
+
+def interrupted(run: Path) -> None:
+    """On stderr: the run folder, the best so far, and how to go on."""
+    try:
+        summary = api.report(run).summary
+        best = summary.recommended
+        text = "no quantized model was measured so far"
+        if best is not None:
+            text = f"the best so far is {best.id} ({best.origin}), {run / summary.files.get(best.id, '')}"
+    except QuantsieveError:
+        text = "nothing was measured so far"
+    say(f"interrupted; {text}. What was finished is kept in {run}: the same command goes on from there.")
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    print(json.dumps(document, indent=2, allow_nan=False))

@@ -1,0 +1,213 @@
+"""Facts as text: aligned columns, no colour off a terminal, long names shortened in the middle.
+
+Text from files (names of nodes, reasons) is shown as it is: never read as markup, control characters escaped.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from quantsieve.inspection import Inspection, LayerFacts
+from quantsieve.model.graph import GraphValue
+
+if TYPE_CHECKING:
+    from quantsieve.api import ScanResult
+
+PIPE_WIDTH = 120  # columns where stdout is no terminal and COLUMNS is not set
+_GAP = 2
+_NARROW = 110  # below it, why a layer cannot be quantized becomes a number explained under the table
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    title: str
+    right: bool = False
+    shrinks: bool = False  # gets what the other columns leave
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would end the process with code 1; `cli.main` ends quietly
+
+
+def stdout_console() -> Console:
+    """The console for results, as wide as the terminal."""
+    console = _Console(file=sys.stdout, highlight=False, emoji=False, markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_WIDTH
+    return console
+
+
+def plain(text: str) -> str:
+    """The text with control characters escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shorten(text: str, width: int) -> str:
+    """The text in at most `width` characters, its middle left out where it is longer.
+
+    More of the end is kept: names of nodes are paths, and layers differ in the last parts.
+    """
+    if len(text) <= width:
+        return text
+    tail = (width - 1) * 2 // 3
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def quantity(value: float) -> str:
+    """'0', '812', '22.6 k', '4.63 M': three digits."""
+    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor * 0.9995:
+            return f"{value / factor:#.3g}".rstrip(".") + f" {unit}"
+    return f"{value:.0f}"
+
+
+def num_bytes(value: int) -> str:
+    """'812 B', '22.6 kB', '18.6 MB'."""
+    text = quantity(value)
+    return f"{text}B" if " " in text else f"{text} B"
+
+
+def dimensions(shape: Sequence[int | str | None] | None) -> str:
+    """'N×3×224×224' with '?' where a dimension is unknown; 'any' where the rank is."""
+    if shape is None:
+        return "any"
+    return "×".join("?" if dim is None else plain(str(dim)) for dim in shape) or "scalar"
+
+
+def print_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """Rows under titles; the shrinking column takes the width that is left, at least 10."""
+    widths = [max([cell_len(c.title), *(cell_len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
+    spare = (
+        console.width
+        - _GAP * (len(columns) - 1)
+        - sum(w for w, c in zip(widths, columns, strict=True) if not c.shrinks)
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(
+            column.title, justify="right" if column.right else "left", no_wrap=column.shrinks, overflow="fold"
+        )
+    for row in rows:
+        cells = [
+            shorten(cell, max(10, spare)) if column.shrinks else cell
+            for cell, column in zip(row, columns, strict=True)
+        ]
+        table.add_row(*map(Text, cells))
+    with console.capture() as captured:
+        console.print(table)
+    # rich pads every line to the table's width; results are compared and copied as text.
+    console.file.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+# --- inspect --------------------------------------------------------------------------------
+
+
+def show_inspection(console: Console, facts: Inspection) -> None:
+    """The file, its interface, its operators and its layers."""
+    print_pairs(console, _file_facts(facts))
+    console.print()
+    print_table(
+        console,
+        (Column(""), Column("name", shrinks=True), Column("type"), Column("shape")),
+        [*_interface("input", facts.inputs), *_interface("output", facts.outputs)],
+    )
+    console.print()
+    operators = ", ".join(f"{plain(name)} {count}" for name, count in facts.op_counts)
+    console.print(Text(f"Operators: {operators or 'none'}"))
+    console.print()
+    _show_layers(console, facts.layers)
+    console.print()
+    console.print(Text(f"{len(facts.quantizable)} of {len(facts.layers)} layers can be quantized."))
+    for note in facts.notes:
+        console.print(Text(f"Note: {plain(note).rstrip('.')}."))
+
+
+def _file_facts(facts: Inspection) -> Iterator[tuple[str, str]]:
+    others = "".join(f", {plain(domain)} {version}" for domain, version in facts.opsets)
+    yield "Model", plain(facts.path)
+    yield "Size", f"{num_bytes(facts.size_bytes)} ({facts.size_bytes} bytes)"
+    yield "Opset", f"{facts.opset}{others} (IR version {facts.ir_version})"
+    if facts.producer:
+        yield "Producer", plain(facts.producer)
+    yield "Parameters", f"{quantity(facts.num_params)} ({num_bytes(facts.weight_bytes)})"
+    yield "Multiply-adds", f"{quantity(facts.macs)} a sample"
+
+
+def print_pairs(console: Console, pairs: Iterable[tuple[str, str]]) -> None:
+    """A name and its value a line, values aligned."""
+    pairs = list(pairs)
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        console.print(Text(f"{name:<{width}}  {value}"), soft_wrap=True)
+
+
+def _interface(kind: str, values: Sequence[GraphValue]) -> list[tuple[str, ...]]:
+    return [(kind, plain(value.name), value.dtype, dimensions(value.shape)) for value in values]
+
+
+def _show_layers(console: Console, layers: Sequence[LayerFacts]) -> None:
+    texts = [", ".join(layer.schemes) or f"float: {layer.refusal}" for layer in layers]
+    narrow = console.width < _NARROW
+    numbers = {text: str(i) for i, text in enumerate(dict.fromkeys(texts), start=1)} if narrow else {}
+    title = "note" if narrow else "can be quantized"
+    columns = (
+        Column("layer", shrinks=True),
+        Column("operator"),
+        Column("params", right=True),
+        Column("bytes", right=True),
+        Column("output"),
+        Column("MACs", right=True),
+        Column(title),
+    )
+    rows = [
+        (
+            plain(layer.name),
+            shorten(plain(layer.op_type), 20),
+            quantity(layer.num_params) if layer.num_params else "-",
+            num_bytes(layer.weight_bytes) if layer.weight_bytes else "-",
+            dimensions(layer.output_shape),
+            "-" if layer.macs is None else quantity(layer.macs),
+            numbers.get(text, plain(text)),
+        )
+        for layer, text in zip(layers, texts, strict=True)
+    ]
+    print_table(console, columns, rows)
+    if numbers:
+        console.print()
+        for text, number in numbers.items():
+            console.print(Text(f"{number}  {plain(text)}"))
+
+
+# --- scan and evaluate --------------------------------------------------------------------------------
+
+
+def show_scan(console: Console, result: "ScanResult") -> None:
+    """What each layer costs under each scheme, the dearest first."""
+    columns = (
+        Column("layer", shrinks=True),
+        Column("scheme"),
+        Column("price", right=True),
+        Column("95 % interval"),
+    )
+    dearest = sorted(result.prices, key=lambda price: -price.value)
+    rows = [
+        (plain(price.layer), price.scheme, f"{price.value:.2e}", f"{price.low:.2e} to {price.high:.2e}")
+        for price in dearest
+    ]
+    print_table(console, columns, rows)
+    console.print()
+    console.print(
+        Text(
+            "Price: mean relative squared error of the outputs when that layer alone is quantized, simulated."
+        )
+    )
+    for note in result.notes:
+        console.print(Text(f"Note: {plain(note).rstrip('.')}."))

@@ -1,0 +1,351 @@
+"""The command line: parses, calls `api`, prints. No arithmetic, nothing heavy imported before a command runs.
+
+Results go to stdout, progress and warnings to stderr; `_door` turns errors into text and exit codes. Every
+command is the Python function of the same name in `api`, with the same names of options.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from quantsieve import _door
+from quantsieve import _options as opt
+from quantsieve._door import Commands
+from quantsieve.errors import InputError
+
+if TYPE_CHECKING:
+    from quantsieve.data import Preprocess
+
+
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"quantsieve {version('quantsieve')}")
+        ctx.exit()
+
+
+@click.group(cls=Commands, context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version.",
+)
+def program() -> None:
+    """Selective post-training quantization of ONNX models.
+
+    Measure every layer, solve, build, run, compare. Start with `quantsieve demo`, then
+    `quantsieve tune MODEL --data DATA`.
+    """
+
+
+@program.command()
+@click.argument("model")
+@click.option(
+    "-o", "--output", "run", metavar="RUN", help="Run folder.", show_default="quantsieve-run-<MODEL>"
+)
+@opt.source_options
+@opt.image_options
+@opt.search_options
+@opt.metric_option
+@opt.samples_option
+@opt.threads_option
+@opt.limit_option
+@opt.writing_options
+@opt.output_options
+def tune(
+    model: str,
+    run: str | None,
+    source: opt.Source,
+    images: opt.Images,
+    search: opt.Search,
+    metric: str | None,
+    samples: int,
+    threads: int,
+    limit_s: float,
+    writing: opt.Writing,
+    output: opt.Output,
+) -> None:
+    """Find the best quantized models of MODEL.
+
+    Measures every layer, solves for the trade-offs, builds and runs them, and reports the front. Results go
+    to the run folder; the same command goes on where it was stopped.
+    """
+    from quantsieve import _show, api
+    from quantsieve._progress import watch
+
+    folder = Path(run or f"quantsieve-run-{Path(model).stem}")
+    try:
+        with watch(output.quiet) as progress:
+            result = api.tune(
+                model,
+                source.data,
+                folder,
+                synthetic=source.synthetic,
+                calibration_data=source.calibration_data,
+                preprocess=_preprocess(images),
+                skip_bad=images.skip_bad,
+                class_names=_class_names(images),
+                schemes=search.schemes,
+                metric=metric,
+                max_drop=search.max_drop,
+                confident=search.confident,
+                seed=source.seed,
+                threads=threads,
+                workers=search.workers,
+                timeout=search.timeout,
+                max_trials=search.max_trials,
+                weight_type=writing.weight_type,
+                bias_correction=writing.bias_correction,
+                samples=samples,
+                limit_s=limit_s,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        _show.interrupted(folder)
+        raise
+    _show.result(result, output)
+
+
+@program.command()
+@click.argument("model")
+@opt.output_options
+def inspect(model: str, output: opt.Output) -> None:
+    """Show what MODEL is made of, layer by layer."""
+    from quantsieve import _show, api
+
+    _show.inspection(api.inspect(model), output)
+
+
+@program.command()
+@click.argument("model")
+@click.option("-o", "--output", "path", metavar="FILE", help="Write scan.json to it.", show_default="none")
+@opt.source_options
+@opt.image_options
+@opt.schemes_option
+@opt.samples_option
+@opt.writing_options
+@opt.output_options
+def scan(
+    model: str,
+    path: str | None,
+    source: opt.Source,
+    images: opt.Images,
+    schemes: tuple[str, ...],
+    samples: int,
+    writing: opt.Writing,
+    output: opt.Output,
+) -> None:
+    """Measure what quantizing each layer of MODEL costs."""
+    from quantsieve import _show, api
+    from quantsieve._progress import watch
+
+    with watch(output.quiet) as progress:
+        result = api.scan(
+            model,
+            source.data,
+            synthetic=source.synthetic,
+            calibration_data=source.calibration_data,
+            preprocess=_preprocess(images),
+            skip_bad=images.skip_bad,
+            class_names=_class_names(images),
+            schemes=schemes,
+            seed=source.seed,
+            samples=samples,
+            weight_type=writing.weight_type,
+            bias_correction=writing.bias_correction,
+            output=path,
+            progress=progress,
+        )
+    _show.scan(result, output)
+
+
+@program.command()
+@click.argument("model")
+@click.option(
+    "--plan",
+    metavar="PLAN",
+    default="int8",
+    help="A plan.json, or a scheme for every layer that can have it.",
+)
+@click.option(
+    "-o", "--output", "path", metavar="FILE", help="The new model.", show_default="<MODEL>-quantized.onnx"
+)
+@opt.source_options
+@opt.image_options
+@opt.writing_options
+@opt.output_options
+def quantize(
+    model: str,
+    plan: str,
+    path: str | None,
+    source: opt.Source,
+    images: opt.Images,
+    writing: opt.Writing,
+    output: opt.Output,
+) -> None:
+    """Write MODEL as a plan says."""
+    from quantsieve import _show, api
+    from quantsieve._progress import watch
+
+    with watch(output.quiet) as progress:
+        written = api.quantize(
+            model,
+            plan,
+            source.data,
+            path or f"{Path(model).stem}-quantized.onnx",
+            synthetic=source.synthetic,
+            calibration_data=source.calibration_data,
+            preprocess=_preprocess(images),
+            skip_bad=images.skip_bad,
+            class_names=_class_names(images),
+            seed=source.seed,
+            weight_type=writing.weight_type,
+            bias_correction=writing.bias_correction,
+            progress=progress,
+        )
+    _show.path("quantize", written, output)
+
+
+@program.command()
+@click.argument("model")
+@click.option(
+    "--candidate",
+    "candidates",
+    metavar="FILE",
+    multiple=True,
+    required=True,
+    help="A quantized model; repeatable.",
+)
+@opt.source_options
+@opt.image_options
+@opt.metric_option
+@opt.threads_option
+@opt.limit_option
+@opt.output_options
+def evaluate(
+    model: str,
+    candidates: tuple[str, ...],
+    source: opt.Source,
+    images: opt.Images,
+    metric: str | None,
+    threads: int,
+    limit_s: float,
+    output: opt.Output,
+) -> None:
+    """Compare quantized models with the float MODEL."""
+    from quantsieve import _show, api
+    from quantsieve._progress import watch
+
+    with watch(output.quiet) as progress:
+        result = api.evaluate(
+            model,
+            candidates,
+            source.data,
+            synthetic=source.synthetic,
+            preprocess=_preprocess(images),
+            skip_bad=images.skip_bad,
+            class_names=_class_names(images),
+            metric=metric,
+            seed=source.seed,
+            threads=threads,
+            limit_s=limit_s,
+            progress=progress,
+        )
+    _show.evaluation(result, output)
+
+
+@program.command()
+@click.argument("run")
+@click.option(
+    "--top-k", type=click.IntRange(min=1), metavar="K", help="Only the K best.", show_default="the report"
+)
+@opt.output_options
+def report(run: str, top_k: int | None, output: opt.Output) -> None:
+    """Show the results in the run folder RUN and write them again."""
+    from quantsieve import _show, api
+
+    _show.result(api.report(run, top_k=top_k), output, top_k)
+
+
+@program.command()
+@click.argument("run")
+@click.option("-o", "--output", "path", metavar="FILE", help="The copy.", show_default="<CANDIDATE>.onnx")
+@click.option(
+    "--candidate",
+    metavar="NAME",
+    default="recommended",
+    help="An id of the report, or recommended, smallest, fastest, 'best quality'.",
+)
+@opt.output_options
+def export(run: str, path: str | None, candidate: str, output: opt.Output) -> None:
+    """Copy a model out of the run folder RUN."""
+    from quantsieve import _show, api
+
+    written = api.export(run, path or f"{candidate.replace(' ', '-')}.onnx", candidate=candidate)
+    _show.path("export", written, output)
+
+
+@program.command()
+@click.option("-o", "--output", "run", metavar="RUN", default="quantsieve-run-demo", help="Run folder.")
+@opt.output_options
+def demo(run: str, output: opt.Output) -> None:
+    """Tune a small trained model that comes along."""
+    from quantsieve import _show, api
+    from quantsieve._progress import watch
+
+    folder = Path(run)
+    try:
+        with watch(output.quiet) as progress:
+            result = api.demo(folder, progress=progress)
+    except KeyboardInterrupt:
+        _show.interrupted(folder)
+        raise
+    _show.result(result, output)
+
+
+# --- from options to arguments ------------------------------------------------------------------------------
+
+
+def _preprocess(images: opt.Images) -> "Preprocess | None":
+    """Preprocessing from the file and the options; None when nothing was said."""
+    from quantsieve.data import Preprocess
+
+    given: dict[str, object] = dict(images.given())
+    in_file: dict[str, object] = {}
+    if images.preprocess is not None:
+        in_file = dataclasses.asdict(Preprocess.from_toml(Path(images.preprocess)))
+    try:
+        return Preprocess.from_values({**in_file, **given}) if in_file or given else None
+    except InputError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _class_names(images: opt.Images) -> tuple[str, ...] | None:
+    if images.class_names is None:
+        return None
+    try:
+        lines = Path(images.class_names).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            "a text file with one class name a line",
+            f"{images.class_names} ({error})",
+            "Correct --class-names.",
+        ) from error
+    return tuple(line.strip() for line in lines if line.strip())
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """The exit code of the command in `args` (None: those of the process)."""
+    return _door.run(program, sys.argv[1:] if args is None else args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from run_facts import make_hard_summary, make_summary
+
+from quantsieve.evaluate import Estimate
+from quantsieve.front import top_k
+from quantsieve.report import _numbers as numbers
+from quantsieve.report.summary import Summary
+from quantsieve.report.text import MAX_LAYERS, print_report, print_top
+
+
+def printed(summary: Summary, width: int = 80, k: int | None = None) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    if k is None:
+        print_report(summary, console)
+    else:
+        print_top(summary, console, k)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("make", [make_summary, make_hard_summary])
+def test_no_line_is_wider_than_the_terminal_and_nothing_is_cut(make, width):
+    text = printed(make(), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "…" not in text
+
+
+def test_off_a_terminal_there_is_no_colour():
+    assert "\x1b" not in printed(make_hard_summary())
+
+
+def test_the_table_shows_the_front_with_names_intervals_and_kept_share():
+    summary = make_summary()
+    lines = printed(summary, 120).splitlines()
+    for id in summary.front:
+        assert sum(line.startswith(id) for line in lines) == 1
+    row = next(line for line in lines if line.startswith(summary.recommendation.id or "?"))
+    assert "2.7 % [0.9, 4.4]" in row and "98.5 %" in row and row.rstrip().endswith("recommended")
+    full = next(line for line in lines if "full int8 " in line)
+    assert "smallest, fastest" in full
+
+
+def test_a_baseline_on_the_front_is_seen_by_its_origin():
+    summary = make_summary()
+    baseline = next(c for c in summary.candidates if c.origin == "ranking, 20 float")
+    text = printed(replace(summary, front=(*summary.front, baseline.id)))
+    assert "ranking, 20 float" in text and "1 on the front" in one_line(text)
+    assert "ranking, 20 float" not in printed(summary)
+
+
+def test_warnings_come_first_and_the_loud_ones_before_the_others():
+    text = one_line(printed(make_hard_summary()))
+    places = [
+        text.index(part)
+        for part in (
+            "!! SYNTHETIC INPUTS",
+            "!! BUDGET NOT MET",
+            "measured 4.20 times what was simulated. Reason: The integer kernels",
+            "stopped at its time limit",
+            "2 unreadable images were skipped.",
+            "Measured front",
+        )
+    ]
+    assert places == sorted(places)
+
+
+def test_a_good_run_has_no_loud_warning():
+    assert "!!" not in printed(make_summary())
+
+
+def test_at_most_twelve_layers_are_listed_and_the_rest_is_counted():
+    summary = make_summary()
+    many = next(c for c in summary.candidates if c.size_bytes == 12_100_000)  # 40 layers float by plan
+    text = printed(replace(summary, recommendation=replace(summary.recommendation, id=many.id)), 120)
+    listed = [line for line in text.splitlines() if line.startswith("  ") and " price " in line]
+    assert len(listed) == MAX_LAYERS
+    assert "and 29 more" in text  # 40 by plan and one refused, 12 of them listed
+
+
+def test_what_ran_and_what_happens_elsewhere_is_said():
+    text = one_line(printed(make_summary()))
+    assert "asked int8 on 58 layers, ran int8 on 58" in text
+    assert "on processors with VNNI and on ARM the file is as good" in text
+
+
+def test_without_latency_the_table_has_no_times():
+    summary = make_summary()
+    untimed = tuple(replace(c, latency=None, latency_ms=()) for c in summary.candidates)
+    assert "ms a run" in printed(summary)
+    assert "ms a run" not in printed(replace(summary, candidates=untimed))
+
+
+def test_top_k_lists_k_models_in_their_order_with_their_files():
+    summary = make_summary()
+    text = printed(summary, 120, k=3)
+    ids = top_k(summary.candidates, 3)
+    rows = [line.split()[0] for line in text.splitlines() if line[:10] in {c.id for c in summary.candidates}]
+    assert rows == [*ids, *ids]  # the table, then the files
+    assert f"plans/{ids[2]}/model.onnx" in text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.0093, "0.9 %"), (0.0002, "0.02 %"), (1.0, "100 %"), (0.0, "0 %"), (-0.012, "-1.2 %")],
+)
+def test_shares_are_told_in_per_cent_and_small_ones_keep_a_digit(share, text):
+    assert numbers.percent(share) == text
+
+
+def test_an_interval_stands_in_brackets():
+    assert numbers.percent_interval(Estimate(0.0093, 0.0041, 0.0184)) == "0.9 % [0.4, 1.8]"
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(812, "812 B"), (42_100, "42.1 kB"), (999_999, "1.00 MB"), (18_559_665, "18.6 MB")],
+)
+def test_sizes_are_told_in_decimal_units(num_bytes, text):
+    assert numbers.size(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(4.1, "4.10"), (9.999, "10.0"), (0.351, "0.351"), (1234.0, "1230"), (1.2e-5, "1.2e-05")],
+)
+def test_times_have_three_significant_digits(value, text):
+    assert numbers.three(value) == text
