@@ -3,20 +3,22 @@
     pip install torch==2.13.0 scikit-learn onnx     # made with scikit-learn 1.9.1, onnx 1.23.2, numpy 2.4.6
     python scripts/train_demo.py                    # about one minute on one thread
 
-Writes `src/quantsieve/demo/model.onnx` and `data.npz`. Seeds are fixed and one thread is used: two runs on one
-machine give the same bytes; another processor may round differently and give a slightly different network.
+Writes `src/quantsieve/demo/model.onnx` and `data.npz`. Seeds are fixed and one thread is used: two runs on
+one machine give the same bytes; another processor may round differently and give a slightly different
+network.
 
-Data: the 1797 images of `sklearn.datasets.load_digits`, 8x8, values 0..16, enlarged to 16x16 in whole numbers.
-The first 297 train (with shifts, rotations, noise), the last 1500 ship: so few train because float quality must
-leave room to lose and gain, and because many independent images judge better than copies of a few. No shipped
-image is used in training, and none is altered but for its size. They keep their order, in which writers follow
-each other: whoever splits them should shuffle.
+Data: the 1797 images of `sklearn.datasets.load_digits`, 8x8, values 0..16, enlarged to 16x16 in whole
+numbers. The first 297 train (with shifts, rotations, noise), the last 1500 ship: so few train because float
+quality must leave room to lose and gain, and because many independent images judge better than copies of a
+few. No shipped image is used in training, and none is altered but for its size. They keep their order, in
+which writers follow each other: whoever splits them should shuffle.
 
 Network: MobileNetV2-like, 27 weight layers, BatchNorm folded away. While nothing reaches 6, Clip(0, 6) obeys
-`clip(s x) = s clip(x)`, so each channel of an inverted residual block has two free scales, s behind the expansion
-and u behind the depthwise convolution: rows of the expansion times s, depthwise filters times u / s, columns of
-the projection divided by u. MobileNets drift along that freedom while they train, which is why plain int8 hurts
-them; one as small as this does not drift far, so `widen` moves a few blocks on purpose. The float function stays.
+`clip(s x) = s clip(x)`, so each channel of an inverted residual block has two free scales, s behind the
+expansion and u behind the depthwise convolution: rows of the expansion times s, depthwise filters times u /
+s, columns of the projection divided by u. MobileNets drift along that freedom while they train, which is why
+plain int8 hurts them; one as small as this does not drift far, so `widen` moves a few blocks on purpose. The
+float function stays.
 """
 
 import argparse
@@ -51,22 +53,24 @@ BLOCKS = (
     (40, 160, 40, 1),
     (40, 160, 64, 1),
 )
-# Chosen by measuring, on the shipped images: blocks without a skip around them, or the first one, hurt most. Per
-# tensor the network must fall apart, per channel it must only be hurt, and six float layers (depthwise and
-# projection of each) must rescue it. With onnxruntime 1.32: float 95.3 %, per tensor 48.7, per channel 94.3, six
-# layers float 95.2.
+# Chosen by measuring, on the shipped images: blocks without a skip around them, or the first one, hurt most.
+# Per tensor the network must fall apart, per channel it must only be hurt, and six float layers (depthwise
+# and projection of each) must rescue it. With onnxruntime 1.32: float 95.3 %, per tensor 48.7, per channel
+# 94.3, six layers float 95.2.
 WIDENED = (1, 2, 5)
-# Widest over narrowest channel, behind the expansion and behind the depthwise convolution; the depthwise filters
-# get the product. The first decides what per-tensor weights lose, the second what per-channel projections lose.
+# Widest over narrowest channel, behind the expansion and behind the depthwise convolution; the depthwise
+# filters get the product. The first decides what per-tensor weights lose, the second what per-channel
+# projections lose.
 EXPAND_FACTOR = 40.0
 DEPTHWISE_FACTOR = 100.0
-# Widened channels peak here on the training images: half of the clip, so that other images stay below it, too.
+# Widened channels peak here on the training images: half of the clip, so that other images stay below it,
+# too.
 WIDEST_PEAK = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A convolution (weight [out, in / groups, k, k]) or, with stride 0, the classifier ([out, in]); float64."""
+    """A convolution, weight [out, in / groups, k, k], or with stride 0 the classifier, [out, in]; float64."""
 
     weight: np.ndarray
     bias: np.ndarray
@@ -286,7 +290,7 @@ def graph_parts(layers: Mapping[str, Layer]) -> Iterator[onnx.NodeProto]:
 
 
 def onnx_model(layers: Mapping[str, Layer]) -> onnx.ModelProto:
-    """The network as ONNX: `input` float32 [batch, 1, 16, 16], raw pixels, to `logits` float32 [batch, 10]."""
+    """The network as ONNX: `input` float32 [batch, 1, 16, 16], raw pixels, to `logits` [batch, 10]."""
     arrays = {"zero": np.float32(0), "six": np.float32(6)}
     for name, layer in layers.items():
         arrays[f"{name}/weight"] = layer.weight.astype(np.float32)
@@ -303,13 +307,12 @@ def onnx_model(layers: Mapping[str, Layer]) -> onnx.ModelProto:
     helper.set_model_props(
         model,
         {
-            "description": "MobileNetV2-like classifier of handwritten digits with uneven channel ranges, the "
-            "demo of Quantsieve; written by scripts/train_demo.py. Input: pixels 0..16, 16x16.",
+            "description": "MobileNetV2-like classifier of handwritten digits with uneven channel ranges, "
+            "the demo of Quantsieve; written by scripts/train_demo.py. Input: pixels 0..16, 16x16.",
             "data": "Optical Recognition of Handwritten Digits (E. Alpaydin, C. Kaynak, 1998; UCI Machine "
             "Learning Repository, made with preprocessing programs of NIST), as scikit-learn ships it: "
             "load_digits.",
-            "data_licence": "CC BY 4.0 (UCI Machine Learning Repository); copy shipped by scikit-learn, "
-            "BSD-3-Clause.",
+            "data_licence": "public; taken from scikit-learn, which is distributed under BSD-3-Clause.",
         },
     )
     onnx.checker.check_model(model, full_check=True)

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantsieve import _tables, api
+from quantsieve import _tables
 from quantsieve._door import say
 from quantsieve._options import Output
-from quantsieve.errors import QuantsieveError
 from quantsieve.inspection import Inspection
 from quantsieve.report.cautions import cautions
 from quantsieve.report.document import report_document
@@ -65,16 +64,12 @@ def path(kind: str, written: Path, output: Output) -> None:
 
 
 def interrupted(run: Path) -> None:
-    """On stderr: the run folder, the best so far, and how to go on."""
+    """On stderr: the best so far as the run folder names it, and how to go on."""
     try:
-        summary = api.report(run).summary
-        best = summary.recommended
-        text = "no quantized model was measured so far"
-        if best is not None:
-            text = f"the best so far is {best.id} ({best.origin}), {run / summary.files.get(best.id, '')}"
-    except QuantsieveError:
-        text = "nothing was measured so far"
-    say(f"interrupted; {text}. What was finished is kept in {run}: the same command goes on from there.")
+        best = json.loads((run / "best.json").read_bytes())["text"]
+    except (OSError, ValueError, KeyError):
+        best = "no model was measured so far"
+    say(f"interrupted; {best}. What was finished is kept in {run}: the same command goes on from there.")
 
 
 def print_json(document: Mapping[str, Any]) -> None:

@@ -112,6 +112,7 @@ class Collector:
     """Takes batches one at a time; `finish` gives the facts."""
 
     executor: Executor
+    mean_samples: int | None = None  # mean inputs are taken over the first so many samples; None: over all
     _ranges: dict[str, _Sketch] = field(default_factory=dict)
     _means: dict[str, _Mean] = field(default_factory=dict)
     _outputs: dict[str, _Moments] = field(default_factory=dict)
@@ -125,7 +126,8 @@ class Collector:
         values = self.executor.forward(feeds, keep=lambda name: name in wanted)
         for root in roots:
             self._ranges.setdefault(root, _Sketch()).add(values[root].numpy())
-        for layer in structure.quantizable:
+        takes_means = self.mean_samples is None or self._num_samples < self.mean_samples
+        for layer in structure.quantizable if takes_means else ():
             if layer.weight is not None:
                 self._means.setdefault(layer.name, _Mean()).add(values[layer.inputs[0]].numpy())
         for name in self.executor.graph.output_names:
@@ -159,9 +161,16 @@ class Collector:
         return Calibration(ranges, means, variance, self._num_samples, notes)
 
 
-def calibrate(executor: Executor, batches: Iterable[tuple[Mapping[str, np.ndarray], int]]) -> Calibration:
-    """Facts from an iterable of (feeds, number of samples in them); one batch is in memory at a time."""
-    collector = Collector(executor)
+def calibrate(
+    executor: Executor,
+    batches: Iterable[tuple[Mapping[str, np.ndarray], int]],
+    mean_samples: int | None = None,
+) -> Calibration:
+    """Facts from an iterable of (feeds, number of samples in them); one batch is in memory at a time.
+
+    mean_samples: mean inputs are taken over the batches of the first so many samples, None for all.
+    """
+    collector = Collector(executor, mean_samples)
     for feeds, num_samples in batches:
         collector.add(feeds, num_samples)
     return collector.finish()

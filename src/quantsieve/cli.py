@@ -18,6 +18,7 @@ from quantsieve._door import Commands
 from quantsieve.errors import InputError
 
 if TYPE_CHECKING:
+    from quantsieve.api import TuneResult
     from quantsieve.data import Preprocess
 
 
@@ -111,7 +112,7 @@ def tune(
     except KeyboardInterrupt:
         _show.interrupted(folder)
         raise
-    _show.result(result, output)
+    _finish(result, folder, output)
 
 
 @program.command()
@@ -308,7 +309,17 @@ def demo(run: str, output: opt.Output) -> None:
     except KeyboardInterrupt:
         _show.interrupted(folder)
         raise
+    _finish(result, folder, output)
+
+
+def _finish(result: "TuneResult", folder: Path, output: opt.Output) -> None:
+    """Shows the result; a search that Ctrl-C ended has one too, and still exits with 130."""
+    from quantsieve import _show
+
     _show.result(result, output)
+    if result.summary.stopped == "interrupted":
+        _show.interrupted(folder)
+        raise click.exceptions.Exit(_door.INTERRUPTED)
 
 
 # --- from options to arguments ------------------------------------------------------------------------------

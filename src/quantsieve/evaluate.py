@@ -13,9 +13,8 @@ import numpy as np
 
 from quantsieve.data import Samples, batches
 from quantsieve.targets.base import Target, TargetFailure
-from quantsieve.tasks import Task
+from quantsieve.tasks import Task, logit_mse, sqnr_db
 from quantsieve.tasks import get as get_task
-from quantsieve.tasks import logit_mse, sqnr_db
 
 VERSION = 1
 _Z95 = 1.959964

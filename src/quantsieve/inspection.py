@@ -1,8 +1,8 @@
 """What a model is made of, before anything is measured: its file, its interface, its operators, its layers.
 
 Needs no data and changes nothing. Layers are those of the prepared model, under the names that plans and
-reports use; operators are counted in the user's own file. A model that onnxruntime refuses is shown all the same,
-with a note.
+reports use; operators are counted in the user's own file. A model that onnxruntime refuses is shown all the
+same, with a note.
 """
 
 import dataclasses

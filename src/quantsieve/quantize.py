@@ -19,6 +19,9 @@ from quantsieve.weights import Ingredients
 VERSION = 1
 
 
+FLOAT_PLAN = Plan({})
+
+
 def write_plan(parts: Ingredients, plan: Plan) -> ir.Model:
     """A new model with the plan's layers quantized; the prepared model is not touched.
 

@@ -1,8 +1,8 @@
 """Reading a user's ONNX file: every way in which it can be broken becomes one clear error.
 
-The file is opened for reading only. External data are read into memory: a model that is copied by way of a proto
-forgets where its data lie, and onnxruntime refuses external data of a model that comes as bytes. A protobuf message
-ends at 2 GiB, and so does what Quantsieve takes for now.
+The file is opened for reading only. External data are read into memory: a model copied by way of a proto
+forgets where its data lie, and onnxruntime refuses external data of a model that comes as bytes. A protobuf
+message ends at 2 GiB, and so does what Quantsieve takes for now.
 """
 
 from collections.abc import Iterator

@@ -89,15 +89,26 @@ class Predicted:
     ms_change: float
 
 
-def make_problem(
-    graph: Graph, structure: Structure, options: Options, prices: Prices, costs: Costs, form: str
-) -> Problem:
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """What prices are read from. form: the activation format; is_corrected: plans are mended by bias correction."""
+
+    prices: Prices
+    costs: Costs
+    form: str
+    is_corrected: bool
+
+    def noise(self) -> dict[tuple[str, str, str], float]:
+        """Price by (kind, owner, form) of the source."""
+        values = self.prices.corrected() if self.is_corrected else self.prices.mean()
+        sources = self.prices.sources
+        return {(s.kind, s.owner, s.form): max(0.0, float(v)) for s, v in zip(sources, values, strict=True)}
+
+
+def make_problem(graph: Graph, structure: Structure, options: Options, accounts: Accounts) -> Problem:
     """The table for one activation format."""
-    price = {
-        (s.kind, s.owner, s.form): max(0.0, float(m))
-        for s, m in zip(prices.sources, prices.mean(), strict=True)
-    }
-    roots = tuple(s.owner for s in prices.sources if s.kind == "tensor" and s.form == form)
+    price, form, costs = accounts.noise(), accounts.form, accounts.costs
+    roots = tuple(s.owner for s in accounts.prices.sources if s.kind == "tensor" and s.form == form)
     index = {root: i for i, root in enumerate(roots)}
     layers = [layer for layer in structure.quantizable if layer.name in options.schemes]
     chosen = tuple(options.schemes[layer.name] for layer in layers)

@@ -7,7 +7,7 @@ root of its size, so that |e_i|^2 is the relative squared error (mean over outpu
 the price (long outputs on a seeded sign sketch, which keeps squared lengths on average).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -96,8 +96,12 @@ def scan_batch(
     corrections: Corrections,
     schemes: Mapping[str, Scheme],
     workers: int = 1,
+    tell: Callable[[int], None] = lambda done: None,
 ) -> Prices:
-    """Exact prices of all sources on one batch; peak memory is one float pass of the batch plus one probe a worker."""
+    """Exact prices of all sources on one batch; peak memory: a float pass of the batch and one probe a worker.
+
+    tell: is called with the number of sources priced so far.
+    """
     base = executor.forward(feeds)
     reference = float_outputs(executor, base)
     layers = {layer.name: layer for layer in executor.structure.quantizable}
@@ -109,7 +113,10 @@ def scan_batch(
         )
 
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        results = list(pool.map(probe, sources))
+        results = []
+        for result in pool.map(probe, sources):
+            results.append(result)
+            tell(len(results))
     errors = np.stack([error for error, _ in results])
     return Prices(tuple(sources), errors, np.stack([vectors.mean(axis=0) for _, vectors in results]))
 

@@ -1,0 +1,460 @@
+"""The Python door: each command of the same name is a thin call of one of these functions.
+
+Data may be a path (folder of images, .npz, .npy), arrays by input name, an onnxruntime CalibrationDataReader, or an
+iterable of feeds. Models are paths; the file is never changed.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from quantsieve.data import Preprocess, Samples, SyntheticSamples, open_samples
+from quantsieve.demo import data_path, model_path
+from quantsieve.errors import InputError, RunFolderError, UsageError
+from quantsieve.evaluate import Failed, Measured
+from quantsieve.front import Candidate, Recommendation, named
+from quantsieve.inspection import Inspection
+from quantsieve.inspection import inspect as inspect_model
+from quantsieve.model.load import load_model
+from quantsieve.plan import BIAS, Options, Plan, check_plan, full_plan
+from quantsieve.report.document import front_json, report_json
+from quantsieve.report.page import html_page
+from quantsieve.report.summary import Price, Summary
+from quantsieve.run.executor import Search, layer_prices
+from quantsieve.run.keys import content_key, model_key
+from quantsieve.run.line import Line, Sources, input_specs
+from quantsieve.run.progress import Progress, Silent, Step
+from quantsieve.run.spec import Limits, Settings, run_spec
+from quantsieve.run.store import Store
+from quantsieve.run.trials import Deadline, Trials
+from quantsieve.schemes import FLOAT
+from quantsieve.schemes import names as scheme_names
+from quantsieve.search.prices import Accounts, make_problem
+from quantsieve.targets.isolation import Isolated
+from quantsieve.targets.ort import OrtCpu
+
+__all__ = [
+    "EvaluationResult", "ScanResult", "TuneResult", "demo", "evaluate", "export", "inspect", "quantize", "report",
+    "scan", "tune",
+]  # fmt: skip
+
+SCHEMA = 1
+_SUMMARY = content_key("summary", 1, {}, [])  # one a run: the last one
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """What a run found. report_files: text, JSON and page, in the run folder."""
+
+    summary: Summary
+    run: Path
+    report_files: tuple[Path, ...]
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        return self.summary.candidates
+
+    @property
+    def front(self) -> tuple[str, ...]:
+        """Ids of the measured, undominated candidates, smallest file first."""
+        return self.summary.front
+
+    @property
+    def recommendation(self) -> Recommendation:
+        return self.summary.recommendation
+
+    @property
+    def recommended(self) -> Candidate | None:
+        return self.summary.recommended
+
+    def file(self, id: str) -> Path:
+        """The model file of a candidate."""
+        return self.run / self.summary.files[id]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanResult:
+    """Prices of each layer alone under each scheme, higher is worse; simulated, never measured on a target."""
+
+    model_key: str
+    prices: tuple[Price, ...]
+    refusals: Mapping[str, str]
+    num_samples: int
+    notes: tuple[str, ...]
+
+    def document(self) -> dict[str, object]:
+        """As JSON can say it: ranked, the layer that hurts most first."""
+        ranked = sorted(self.prices, key=lambda price: -price.value)
+        return {
+            "schema": SCHEMA,
+            "kind": "scan",
+            "model_key": self.model_key,
+            "measure": "mean relative squared error of the float outputs, simulated; higher is worse",
+            "num_samples": self.num_samples,
+            "layers": [asdict(price) for price in ranked],
+            "refusals": dict(self.refusals),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """Candidate files against the float model, on all samples given."""
+
+    metric: str
+    num_samples: int
+    outcomes: Mapping[str, Measured | Failed]  # by path
+    sizes: Mapping[str, int]
+    notes: tuple[str, ...]
+
+    def document(self) -> dict[str, object]:
+        return {
+            "schema": SCHEMA,
+            "kind": "evaluation",
+            "metric": self.metric,
+            "num_samples": self.num_samples,
+            "candidates": [_outcome(path, found, self.sizes[path]) for path, found in self.outcomes.items()],
+            "notes": list(self.notes),
+        }
+
+
+def tune(
+    model: str | os.PathLike[str],
+    data: object = None,
+    run: str | os.PathLike[str] | None = None,
+    *,
+    synthetic: int | None = None,
+    calibration_data: object = None,
+    preprocess: Preprocess | None = None,
+    skip_bad: bool = False,
+    class_names: Sequence[str] | None = None,
+    schemes: Sequence[str] = ("int8", "int8-channel"),
+    metric: str | None = None,
+    max_drop: float = 0.01,
+    confident: bool = False,
+    seed: int = 0,
+    threads: int = 1,
+    workers: int = 2,
+    timeout: float | None = None,
+    max_trials: int | None = None,
+    weight_type: str = "auto",
+    bias_correction: bool = True,
+    samples: int = 32,
+    max_samples: int | None = None,
+    limit_s: float = 300.0,
+    progress: Progress | None = None,
+) -> TuneResult:
+    """The measured front of a model, and the files on it, in the run folder.
+
+    data: samples with or without labels; `synthetic=N` makes N random ones instead. run: default
+    `quantsieve-run-MODEL` in the current folder; a second call with the same settings goes on there.
+    max_drop: largest acceptable loss of the score, absolute. timeout: seconds. Raises QuantsieveError.
+    Ctrl-C (KeyboardInterrupt) is passed on once the report of what is there has been written.
+    """
+    settings = Settings(
+        tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples
+    )
+    limits = Limits(max_drop, confident, timeout, max_trials, workers, limit_s)
+    deadline = Deadline(timeout)
+    path = Path(model)
+    folder = Path(run) if run is not None else Path(f"quantsieve-run-{path.stem}")
+    load_model(path)
+    sources = _open(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
+    with _line(folder, path, sources, settings, limits, progress) as line:
+        search = Search(line, limits, deadline)
+        summary = search.run()
+        if isinstance(preprocess, Preprocess):
+            line.store.save_file("preprocess.toml", preprocess.to_toml().encode())
+        line.store.save("summary", _SUMMARY, summary)
+        files = _write_report(line.store, summary)
+    if summary.stopped == "interrupted":
+        raise KeyboardInterrupt
+    return TuneResult(summary, folder, files)
+
+
+def inspect(model: str | os.PathLike[str]) -> Inspection:
+    """What a model is made of, and which layers can be quantized or why not."""
+    return inspect_model(Path(model))
+
+
+def scan(
+    model: str | os.PathLike[str],
+    data: object = None,
+    *,
+    synthetic: int | None = None,
+    calibration_data: object = None,
+    preprocess: Preprocess | None = None,
+    skip_bad: bool = False,
+    class_names: Sequence[str] | None = None,
+    schemes: Sequence[str] = ("int8", "int8-channel"),
+    seed: int = 0,
+    workers: int = 2,
+    weight_type: str = "auto",
+    bias_correction: bool = True,
+    samples: int = 32,
+    output: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> ScanResult:
+    """The price of every layer under every scheme; written as JSON to `output` where one is given."""
+    settings = Settings(tuple(schemes), None, seed, 1, weight_type, bias_correction, samples)
+    path = Path(model)
+    load_model(path)
+    sources = _open(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
+    with (
+        _scratch() as folder,
+        _line(folder, path, sources, settings, Limits(workers=workers), progress) as line,
+    ):
+        prices: tuple[Price, ...] = ()
+        if line.options.schemes:
+            accounts = Accounts(line.prices, line.costs, line.schemes[0].activation, False)
+            prices = layer_prices(line, make_problem(line.graph, line.structure, line.options, accounts))
+        result = ScanResult(
+            line.model_key, prices, line.options.refusals, len(line.scan_indices),
+            (*line.prepared.notes, *sources.notes()),
+        )  # fmt: skip
+    if output is not None:
+        _write_text(Path(output), json.dumps(result.document(), indent=1))
+    return result
+
+
+def quantize(
+    model: str | os.PathLike[str],
+    plan: str | os.PathLike[str] | Mapping[str, str],
+    data: object = None,
+    output: str | os.PathLike[str] = "quantized.onnx",
+    *,
+    synthetic: int | None = None,
+    calibration_data: object = None,
+    preprocess: Preprocess | None = None,
+    skip_bad: bool = False,
+    class_names: Sequence[str] | None = None,
+    seed: int = 0,
+    weight_type: str = "auto",
+    bias_correction: bool = True,
+    progress: Progress | None = None,
+) -> Path:
+    """Write the model as a plan says; returns the path of the new file.
+
+    plan: path of a plan.json, a scheme's name for every layer that can have it, or schemes by layer name.
+    Raises UsageError when the plan names unknown layers, or asks what a layer cannot have.
+    """
+    settings = Settings(scheme_names(), None, seed, 1, weight_type, bias_correction)
+    path = Path(model)
+    load_model(path)
+    sources = _open(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
+    with _scratch() as folder, _line(folder, path, sources, settings, Limits(), progress) as line:
+        chosen = _read_plan(plan, line.options, (BIAS,) if bias_correction else ())
+        check_plan(chosen, line.options)
+        built = Trials(line).build(chosen)
+        _copy(line.store.root / built.path, Path(output))
+    return Path(output)
+
+
+def evaluate(
+    model: str | os.PathLike[str],
+    candidates: Sequence[str | os.PathLike[str]],
+    data: object = None,
+    *,
+    synthetic: int | None = None,
+    preprocess: Preprocess | None = None,
+    skip_bad: bool = False,
+    class_names: Sequence[str] | None = None,
+    metric: str | None = None,
+    seed: int = 0,
+    threads: int = 1,
+    limit_s: float = 300.0,
+    progress: Progress | None = None,
+) -> EvaluationResult:
+    """Candidate files against the float model on the final share of the samples, each in a worker process."""
+    settings = Settings(metric=metric, seed=seed, threads=threads)
+    path = Path(model)
+    load_model(path)
+    files = [Path(candidate) for candidate in candidates]
+    for file in files:
+        load_model(file)
+    sources = _open(path, data, synthetic, None, preprocess, skip_bad, class_names, seed)
+    tell = progress or Silent()
+    with (
+        _scratch() as folder,
+        _line(folder, path, sources, settings, Limits(limit_s=limit_s), progress) as line,
+    ):
+        trials = Trials(line)
+        outcomes = {}
+        for number, file in enumerate(files):
+            tell(Step("evaluate", str(file), number, len(files)))
+            outcomes[str(file)] = trials.measure_file(file, "final")
+        sizes = {str(file): file.stat().st_size for file in files}
+        count = len(line.split.final)
+        return EvaluationResult(trials.task, count, outcomes, sizes, sources.notes())
+
+
+def report(run: str | os.PathLike[str], *, top_k: int | None = None) -> TuneResult:
+    """The results in a run folder, read and written again. top_k: how many a caller will show, at least 1."""
+    if top_k is not None and top_k < 1:
+        raise UsageError("a top-k of at least 1", str(top_k), "Give a larger one.")
+    folder = Path(run)
+    store = Store.read(folder)
+    summary = store.load("summary", _SUMMARY, Summary)
+    if summary is None:
+        raise RunFolderError(
+            "a run folder with results", f"none in {folder}", "Run `quantsieve tune` with this folder first."
+        )
+    names = ("report.json", "front.json", "report.html")
+    return TuneResult(summary, folder, tuple(folder / "report" / name for name in names))
+
+
+def export(
+    run: str | os.PathLike[str], output: str | os.PathLike[str], *, candidate: str = "recommended"
+) -> Path:
+    """Copy a model out of a run folder. candidate: an id, or recommended, smallest, fastest, 'best quality'."""
+    found = report(run)
+    names = named(found.candidates, found.recommendation.id)
+    id = names.get(candidate, candidate)
+    if id not in found.summary.files:
+        known = ", ".join([*names, *found.summary.files])
+        raise UsageError(f"a candidate out of {known}", repr(candidate), "Choose one of them.")
+    _copy(found.file(id), Path(output))
+    return Path(output)
+
+
+def demo(run: str | os.PathLike[str] | None = None, *, progress: Progress | None = None) -> TuneResult:
+    """Tune the small trained model that comes along, on its real labelled data."""
+    folder = run if run is not None else "quantsieve-run-demo"
+    return tune(model_path(), data_path(), folder, max_drop=0.01, progress=progress)
+
+
+# --- opening ----------------------------------------------------------------------------------------------------
+
+
+def _open(
+    path: Path,
+    data: object,
+    synthetic: int | None,
+    calibration_data: object,
+    preprocess: Preprocess | None,
+    skip_bad: bool,
+    class_names: Sequence[str] | None,
+    seed: int,
+) -> Sources:
+    inputs = input_specs(load_model(path))
+    if (data is None) == (synthetic is None):
+        found = "both" if data is not None else "neither"
+        raise UsageError(
+            "either data or a number of synthetic samples", found, "Give --data, or --synthetic N."
+        )
+    if synthetic is not None:
+        return Sources(SyntheticSamples(inputs, synthetic, seed), None, True)
+
+    def opened(source: object) -> Samples:
+        return open_samples(source, inputs, preprocess=preprocess, skip_bad=skip_bad, class_names=class_names)
+
+    return Sources(opened(data), None if calibration_data is None else opened(calibration_data))
+
+
+@contextmanager
+def _line(
+    folder: Path, path: Path, sources: Sources, settings: Settings, limits: Limits, progress: Progress | None
+) -> Iterator[Line]:
+    keys = {
+        "model": model_key(path),
+        "data": sources.samples.fingerprint(),
+        "calibration_data": None if sources.calibration is None else sources.calibration.fingerprint(),
+    }
+    with (
+        Store.open(folder, run_spec(settings, keys)) as store,
+        Isolated(OrtCpu(threads=settings.threads), timeout_s=limits.limit_s) as target,
+    ):
+        yield Line(store, path, sources, settings, target, limits.workers, progress or Silent())
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="quantsieve-") as folder:
+        yield Path(folder) / "run"
+
+
+def _read_plan(
+    plan: str | os.PathLike[str] | Mapping[str, str], options: Options, repairs: tuple[str, ...]
+) -> Plan:
+    if isinstance(plan, Mapping):
+        return Plan(dict(plan), repairs)
+    if str(plan) == FLOAT:
+        return Plan({})
+    if str(plan) in scheme_names():
+        full = full_plan(options, str(plan))
+        return Plan(full.schemes, repairs)
+    path = Path(plan)
+    if not path.is_file():
+        raise InputError(
+            f"a plan file or one of {FLOAT}, {', '.join(scheme_names())}",
+            f"{plan}",
+            "Check the path of the plan.",
+        )
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        layers = {str(name): str(scheme) for name, scheme in document["layers"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            'a plan: JSON with "layers": {layer: scheme}',
+            f"{path.name}, which is none ({type(error).__name__}: {error})",
+            "Take a plan.json of a run folder as an example.",
+        ) from error
+    return Plan(layers, repairs)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def _write_report(store: Store, summary: Summary) -> tuple[Path, ...]:
+    written = {
+        "report.json": report_json(summary),
+        "front.json": front_json(summary),
+        "report.html": html_page(summary),
+    }
+    return tuple(store.save_file(f"report/{name}", text.encode()) for name, text in written.items())
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    except OSError as error:
+        raise InputError(
+            "a place to write the model", f"{target}: {error}", "Choose another output."
+        ) from error
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            "a place to write the result", f"{path}: {error}", "Choose another output."
+        ) from error
+
+
+def _outcome(path: str, found: Measured | Failed, size: int) -> dict[str, object]:
+    if isinstance(found, Failed):
+        return {
+            "path": path,
+            "size_bytes": size,
+            "failed": found.reason,
+            "kind": found.kind,
+            "stage": found.stage,
+        }
+    return {
+        "path": path,
+        "size_bytes": size,
+        "score": found.score,
+        "float_score": found.reference_score,
+        "loss": asdict(found.loss()),
+        "disagreement": asdict(found.disagreement()),
+        "mse": found.mse if found.num_bad == 0 else None,
+        "sqnr_db": found.sqnr_db if abs(found.sqnr_db) < 1e6 else str(found.sqnr_db),
+        "samples_not_finite": found.num_bad,
+    }

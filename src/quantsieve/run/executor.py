@@ -1,0 +1,391 @@
+"""The whole line: prices, plans, candidates on search samples, refinement, finalists on final samples, a summary.
+
+What decides: the squared error of the logits on search samples, with size; a handful of label flips never chooses.
+Final samples are touched once, by what survived. Everything found so far is on disk at any moment; a limit or Ctrl-C
+ends the search early, and the same command goes on from there.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from quantsieve.evaluate import Failed, Measured
+from quantsieve.front import Candidate, find_front, recommend
+from quantsieve.plan import BIAS, Plan, full_plan
+from quantsieve.report.summary import LayerFacts, Prediction, Price, Splits, Summary
+from quantsieve.run.line import Line
+from quantsieve.run.progress import Step
+from quantsieve.run.spec import Limits
+from quantsieve.run.trials import Built, Deadline, Trials
+from quantsieve.search.milp import cheapest_noise
+from quantsieve.search.mincut import hull
+from quantsieve.search.prices import Accounts, Problem, make_problem
+from quantsieve.targets.timing import summarize
+from quantsieve.tasks import get as get_task
+
+Stopped = Literal["done", "timeout", "max trials", "interrupted"]
+
+# Shares of full int8's size reduction at which plans are asked for: dense where the trade is decided.
+SHARES = (0.3, 0.5, 0.65, 0.75, 0.83, 0.88, 0.92, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995)
+REFINED = 4  # plans put into the widest gaps once the first are measured
+FINALISTS = 16
+SEARCH_SHARE = 0.7  # of a timeout; the rest is for the finalists
+MSE_RATIO_LIMIT = 2.0  # measured over simulated: above it the file does not do what was simulated
+
+
+@dataclass(slots=True)
+class Trial:
+    """A candidate under way."""
+
+    plan: Plan
+    origin: str
+    predicted: float | None
+    built: Built
+    search: Measured | Failed | None = None
+    final: Measured | Failed | None = None
+    ran: Mapping[str, str] = field(default_factory=dict)
+    ms: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def search_mse(self) -> float:
+        return self.search.mse if isinstance(self.search, Measured) else float("inf")
+
+
+class Search:
+    """One tune: holds the trials and the reason why it stopped."""
+
+    def __init__(self, line: Line, limits: Limits, deadline: Deadline):
+        self.line = line
+        self.limits = limits
+        self.deadline = deadline
+        self.trials = Trials(line)
+        self.done: dict[str, Trial] = {}
+        self.stopped: Stopped = "done"
+        self.full_bytes = 0
+        self.float_built: Built | None = None
+        self.problem: Problem | None = None
+
+    def run(self) -> Summary:
+        """Walk the line as far as the limits let it. Ctrl-C ends it with what is there."""
+        try:
+            self._walk()
+        except KeyboardInterrupt:
+            self.stopped = "interrupted"
+        return self.summary()
+
+    def _walk(self) -> None:
+        line = self.line
+        self._try(Plan({}), "float", None)
+        if not line.options.schemes:
+            line.notes.append("no layer of this model can be quantized: the model is handed on as it is")
+            self._finish()
+            return
+        accounts = Accounts(
+            line.prices, line.costs, line.schemes[0].activation, line.settings.bias_correction
+        )
+        problem = make_problem(line.graph, line.structure, line.options, accounts)
+        self.problem = problem
+        for plan, origin in self._queue(problem):
+            if self._must_stop():
+                break
+            self._try(plan, origin, problem)
+        if self.stopped == "done":
+            for plan in self._gaps(problem):
+                if self._must_stop():
+                    break
+                self._try(plan, "programme, refined", problem)
+        self._finish()
+
+    # --- which plans ------------------------------------------------------------------------------------------
+
+    @property
+    def repairs(self) -> tuple[str, ...]:
+        return (BIAS,) if self.line.settings.bias_correction else ()
+
+    def _queue(self, problem: Problem) -> Iterator[tuple[Plan, str]]:
+        """Plans in the order in which they are worth trying, so that an early end leaves a useful front."""
+        options, names = self.line.options, self.line.settings.schemes
+        for name in names:
+            yield replace(full_plan(options, name), repairs=self.repairs), f"full {name}"
+        programme = list(self._programme(problem))
+        middle = len(programme) // 2
+        yield from programme[middle:]
+        yield from programme[:middle]
+        yield from self._baselines(problem)
+        if self.repairs:
+            yield full_plan(options, names[0]), f"full {names[0]}, uncorrected"
+
+    def _programme(self, problem: Problem) -> Iterator[tuple[Plan, str]]:
+        """Plans for shares of the size reduction, by integer programme; then hull plans near the small end."""
+        smallest = min(problem.predict(plan).bytes_change for plan in hull(problem, limit=3))
+        for share in SHARES:
+            plan = cheapest_noise(problem, smallest * share)
+            if plan is not None:
+                yield replace(plan, repairs=self.repairs), "programme"
+        yield replace(hull(problem, limit=2)[0], repairs=self.repairs), "programme"
+
+    def _baselines(self, problem: Problem) -> Iterator[tuple[Plan, str]]:
+        """Cheap plans that the programme has to beat: first k float, last k float, a ranking by SQNR."""
+        weighted = [layer.name for layer in self.line.structure.quantizable if layer.weight is not None]
+        weighted = [name for name in weighted if name in self.line.options.schemes]
+        prices = dict(zip(problem.layers, problem.layer_noise, strict=True))
+        ranked = sorted(weighted, key=lambda name: -max(prices[name]))  # lowest SQNR at the output first
+        base = full_plan(self.line.options, self.line.settings.schemes[-1])
+        counts = sorted({max(1, round(len(weighted) * share)) for share in (0.04, 0.1, 0.25)})
+        for text, order in (
+            ("first {} float", weighted),
+            ("last {} float", weighted[::-1]),
+            ("ranking, {} float", ranked),
+        ):
+            for count in counts:
+                kept = set(order[:count])
+                schemes = {layer: s for layer, s in base.schemes.items() if layer not in kept}
+                yield Plan(schemes, self.repairs), text.format(count)
+
+    def _gaps(self, problem: Problem) -> Iterator[Plan]:
+        """Plans between neighbours on the measured front where the error rises most for the bytes."""
+        front = self._search_front()
+        steps = []
+        for small, large in zip(front, front[1:], strict=False):
+            width = (large.built.size_bytes - small.built.size_bytes) / max(
+                1, self._float_bytes - self.full_bytes
+            )
+            rise = np.sqrt(min(small.search_mse, 4.0)) - np.sqrt(min(large.search_mse, 4.0))
+            steps.append((width * rise, small, large))
+        steps.sort(key=lambda step: -step[0])
+        for _, small, large in steps[:REFINED]:
+            sizes = [problem.predict(trial.plan).bytes_change for trial in (small, large)]
+            plan = cheapest_noise(problem, sum(sizes) / 2)
+            if plan is not None:
+                yield replace(plan, repairs=self.repairs)
+
+    # --- trying -----------------------------------------------------------------------------------------------
+
+    def _must_stop(self) -> bool:
+        if self.deadline.is_over(SEARCH_SHARE):
+            self.stopped = "timeout"
+        elif self.limits.max_trials is not None and len(self.done) > self.limits.max_trials:
+            self.stopped = "max trials"  # float, which is the reference, does not count
+        return self.stopped != "done"
+
+    def _try(self, plan: Plan, origin: str, problem: Problem | None) -> None:
+        if plan.id in self.done:
+            return
+        line = self.line
+        line.progress(Step("search", f"candidate {len(self.done) + 1}: {origin}", len(self.done), 0))
+        built = self.trials.build(plan)
+        predicted = problem.predict(plan).noise if problem is not None else None
+        trial = Trial(plan, origin, predicted, built)
+        trial.search = self.trials.measure(built, "search")
+        self.done[plan.id] = trial
+        if origin == "float":
+            self.float_built = built
+        if origin == f"full {line.settings.schemes[0]}":
+            self.full_bytes = built.size_bytes
+        best = min(self.done.values(), key=lambda t: (t.search_mse > 0.05, t.built.size_bytes))
+        text = f"best so far on search samples: plans/{best.plan.id}/model.onnx ({best.origin})"
+        line.store.note(
+            "trial", origin, {"id": plan.id, "bytes": built.size_bytes, "mse": _finite(trial.search_mse)}
+        )
+        line.store.save_file("best.json", _json({"id": best.plan.id, "text": text}))
+
+    @property
+    def _float_bytes(self) -> int:
+        return self.float_built.size_bytes if self.float_built is not None else 0
+
+    def _search_front(self) -> list[Trial]:
+        """Undominated in size and squared error on search samples, smallest first."""
+        good = [t for t in self.done.values() if isinstance(t.search, Measured) and not t.search.num_bad]
+        front: list[Trial] = []
+        for trial in sorted(good, key=lambda t: (t.built.size_bytes, t.search_mse)):
+            if not front or trial.search_mse < front[-1].search_mse:
+                front.append(trial)
+        return front
+
+    def _finalists(self) -> list[Trial]:
+        """The search front, thinned where it is dense, with both ends: float and every full int8."""
+        front = self._search_front()
+        while len(front) > FINALISTS:
+            widths = [
+                front[i + 1].built.size_bytes - front[i - 1].built.size_bytes
+                for i in range(1, len(front) - 1)
+            ]
+            del front[1 + int(np.argmin(widths))]
+        ends = [t for t in self.done.values() if t.origin == "float" or t.origin.startswith("full ")]
+        chosen = {t.plan.id: t for t in [*front, *ends]}
+        return sorted(chosen.values(), key=lambda t: t.built.size_bytes)
+
+    def _finish(self) -> None:
+        """Final samples, read-back and latency for the survivors."""
+        finalists = self._finalists()
+        for number, trial in enumerate(finalists):
+            self.line.progress(Step("final", f"final samples: {trial.origin}", number, len(finalists)))
+            trial.final = self.trials.measure(trial.built, "final")
+            found = self.trials.read_back(trial.built)
+            trial.ran = found.precision
+            trial.notes = (
+                *trial.notes,
+                *((f"could not be read back: {found.reason}",) if found.reason else ()),
+            )
+            if self.deadline.is_over() and trial.origin != "float":
+                self.stopped = "timeout"
+        running = {t.plan.id: t.built for t in finalists if isinstance(t.final, Measured)}
+        if running:
+            self.line.progress(Step("latency", f"timing {len(running)} models side by side", 0, 1))
+            times = self.trials.time(running, 30.0 if not self.deadline.is_over() else 3.0)
+            for id, ms in times.ms.items():
+                self.done[id].ms = tuple(ms)
+            if times.reason:
+                self.line.notes.append(f"latency could not be measured: {times.reason}")
+            self.line.progress(Step("latency", f"timing {len(running)} models side by side", 1, 1))
+
+    # --- the summary ------------------------------------------------------------------------------------------
+
+    def summary(self) -> Summary:
+        line = self.line
+        candidates = tuple(self._candidate(trial) for trial in self.done.values())
+        task = get_task(self.trials.task)
+        prepared = line.prepared
+        return Summary(
+            model_file=line.path.name,
+            model_key=line.model_key,
+            metric=task.name,
+            metric_text=task.description,
+            data=line.sources.samples.name,
+            synthetic=line.sources.synthetic,
+            splits=Splits(len(line.split.calibration), len(line.split.search), len(line.split.final)),
+            seed=line.settings.seed,
+            environment={**self.trials.environment, "target": line.target.name},
+            saturation=self._saturation_text(),
+            layers=self._layer_facts(),
+            prices=self._prices(),
+            candidates=candidates,
+            files={trial.plan.id: trial.built.path for trial in self.done.values()},
+            front=find_front(candidates),
+            recommendation=recommend(candidates, self.limits.max_drop, self.limits.confident),
+            max_drop=self.limits.max_drop,
+            confident=self.limits.confident,
+            float_bytes=self._float_bytes,
+            full_bytes=self.full_bytes or self._float_bytes,
+            schemes=line.settings.schemes,
+            settings={
+                "weight_type": self.trials.weight_type,
+                "bias_correction": line.settings.bias_correction,
+                "scan_samples": len(line.scan_indices),
+                "prepare": prepared.steps,
+            },
+            elapsed_s=self.deadline.elapsed(),
+            stopped=self.stopped,
+            prediction=_prediction(candidates),
+            notes=(
+                *prepared.notes,
+                *line.calibration.notes,
+                *line.sources.notes(),
+                *dict.fromkeys(line.notes),
+            ),
+        )
+
+    def _candidate(self, trial: Trial) -> Candidate:
+        simulated, measured = _same_samples(trial)
+        notes = list(trial.notes)
+        if simulated and measured and measured > MSE_RATIO_LIMIT * simulated:
+            notes.append(self._ratio_reason(measured / simulated))
+        return Candidate(
+            id=trial.plan.id,
+            origin=trial.origin,
+            plan=trial.plan,
+            size_bytes=trial.built.size_bytes,
+            search=trial.search,
+            final=trial.final,
+            latency=summarize(trial.ms) if trial.ms else None,
+            latency_ms=trial.ms,
+            predicted_mse=trial.predicted,
+            simulated_mse=simulated,
+            measured_mse=measured,
+            ran=trial.ran,
+            notes=tuple(notes),
+        )
+
+    def _ratio_reason(self, ratio: float) -> str:
+        found = self.trials.saturation
+        if self.trials.weight_type == "s8" and found is not None and found.saturates:
+            reason = "signed weights saturate in this processor's integer kernels: use --weight-type u8"
+        else:
+            reason = "integer kernels here compute something else than the fake-quantized simulation"
+        return f"measured squared error is {ratio:.1f} times the simulated one: {reason}"
+
+    def _saturation_text(self) -> str:
+        found, chosen = self.trials.saturation, self.trials.weight_type
+        here = "could not be probed here"
+        if found is not None:
+            here = f"{'saturate' if found.saturates else 'are exact'} on this machine (probe: {found.s8:.3f} of the exact sum)"
+        elsewhere = (
+            "On x86-64 processors without VNNI they saturate: for those, tune with --weight-type u8."
+            if chosen == "s8"
+            else "The files hold u8 weights, which are exact with and without VNNI, and slower than s8 where VNNI is."
+        )
+        return f"Signed 8-bit weights {here}. {elsewhere}"
+
+    def _layer_facts(self) -> tuple[LayerFacts, ...]:
+        refusals = self.line.options.refusals
+        return tuple(
+            LayerFacts(x.name, x.op_type, x.num_params, x.weight_bytes, x.macs, refusals.get(x.name))
+            for x in self.line.structure.layers
+        )
+
+    def _prices(self) -> tuple[Price, ...]:
+        """Of each layer alone: its weights and the tensors that it forces on."""
+        return () if self.problem is None else layer_prices(self.line, self.problem)
+
+
+def layer_prices(line: Line, problem: Problem) -> tuple[Price, ...]:
+    """What quantizing each layer alone does, by scheme: the sum of the sources that it switches on."""
+    prices = line.prices
+    row = {(s.kind, s.owner, s.form): i for i, s in enumerate(prices.sources)}
+    form = line.schemes[0].activation
+    found = []
+    for layer, schemes, links in zip(problem.layers, problem.options, problem.links, strict=True):
+        for scheme in schemes:
+            rows = [row["tensor", problem.tensors[t], form] for t in links]
+            if ("weight", layer, scheme) in row:
+                rows.append(row["weight", layer, scheme])
+            sums = prices.errors[rows].sum(axis=0) if rows else np.zeros(prices.num_samples)
+            half = 1.96 * float(sums.std(ddof=1)) / np.sqrt(len(sums)) if len(sums) > 1 else float("inf")
+            mean = float(sums.mean())
+            found.append(Price(layer, scheme, mean, max(0.0, mean - half), mean + half))
+    return tuple(found)
+
+
+def _same_samples(trial: Trial) -> tuple[float | None, float | None]:
+    """(simulated, measured) mean squared error on the samples that both have."""
+    if not isinstance(trial.search, Measured) or not len(trial.built.simulated):
+        return None, None
+    count = len(trial.built.simulated)
+    return float(trial.built.simulated.mean()), float(trial.search.errors[:count].mean())
+
+
+def _prediction(candidates: Sequence[Candidate]) -> Prediction | None:
+    pairs = [
+        (c.predicted_mse, c.final.mse)
+        for c in candidates
+        if c.predicted_mse and isinstance(c.final, Measured) and np.isfinite(c.final.mse) and c.final.mse > 0
+        and "uncorrected" not in c.origin
+    ]  # fmt: skip
+    if not pairs:
+        return None
+    predicted, measured = (np.asarray(side) for side in zip(*pairs, strict=True))
+    rank = float(spearmanr(predicted, measured).statistic) if len(pairs) > 2 else None
+    return Prediction(float(np.median(predicted / measured)), rank, len(pairs))
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def _json(document: Mapping[str, object]) -> bytes:
+    return json.dumps(document, indent=1).encode()

@@ -1,0 +1,316 @@
+"""The stages up to the prices, each looked up by its content key, computed where it is missing, and stored.
+
+Nothing here decides anything about quantization: it calls the stages in order and knows how their keys are made.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+from quantsieve import calibrate, quantize, schemes, weights
+from quantsieve.data import Cached, InputSpec, Samples, Split, batches, split
+from quantsieve.errors import InputError
+from quantsieve.model import prepare
+from quantsieve.model.execute import Executor
+from quantsieve.model.graph import Graph
+from quantsieve.model.load import load_model
+from quantsieve.model.units import VERSION as UNITS_VERSION
+from quantsieve.model.units import Structure, find_structure
+from quantsieve.plan import Options, find_options
+from quantsieve.run.keys import array_key, content_key, model_key
+from quantsieve.run.progress import Progress, Step
+from quantsieve.run.spec import Settings
+from quantsieve.run.store import Store
+from quantsieve.schemes import Scheme
+from quantsieve.schemes._static import by_name
+from quantsieve.search.prices import Costs
+from quantsieve.sensitivity import suffix
+from quantsieve.targets.base import Target
+
+Fact = TypeVar("Fact")
+Feeds = dict[str, np.ndarray]
+
+CACHE_BYTES = 1 << 30  # decoded samples kept in memory
+BATCH_BYTES = 256 << 20  # activations of one batch of the layer-wise run
+CORRECTION_SAMPLES = 64  # most calibration samples that a bias is corrected on
+CORRECTION_BYTES = 768 << 20  # live activations of them
+CHECK_SAMPLES = 2  # on which every step of prepare is compared
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Opened data of a run. calibration: of its own, or None when it is split off `samples`."""
+
+    samples: Samples
+    calibration: Samples | None
+    synthetic: bool = False
+
+    def notes(self) -> tuple[str, ...]:
+        return (*self.samples.notes, *(self.calibration.notes if self.calibration is not None else ()))
+
+
+def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
+    """The inputs that data must fill; initializers that a model lists as inputs have their values already."""
+    names = set(model.graph.initializers)
+    values = (value for value in Graph(model).inputs if value.name not in names)
+    return tuple(InputSpec(value.name, value.dtype, value.shape or ()) for value in values)
+
+
+@dataclass
+class Line:
+    """One model with its data in one run folder. Facts are computed when they are first asked for."""
+
+    store: Store
+    path: Path
+    sources: Sources
+    settings: Settings
+    target: Target
+    workers: int
+    progress: Progress
+    notes: list[str] = field(default_factory=list)
+
+    # --- looked up or computed --------------------------------------------------------------------------------
+
+    def fact(self, stage: str, key: str, cls: type[Fact], compute: Callable[[], Fact]) -> Fact:
+        found = self.store.load(stage, key, cls)
+        if found is None:
+            self.store.note("stage", f"{stage} began", {"key": key})
+            compute_start = time.perf_counter()
+            self.store.save(stage, key, compute())
+            self.store.note(
+                "stage", f"{stage} done", {"seconds": round(time.perf_counter() - compute_start, 3)}
+            )
+            found = self.store.load(stage, key, cls)  # fresh and resumed runs see the same values
+            assert found is not None
+        return found
+
+    @cached_property
+    def schemes(self) -> tuple[Scheme, ...]:
+        return tuple(schemes.get(name) for name in self.settings.schemes)
+
+    @cached_property
+    def model_key(self) -> str:
+        return model_key(self.path)
+
+    @cached_property
+    def original(self) -> ir.Model:
+        return load_model(self.path)
+
+    @cached_property
+    def samples(self) -> Samples:
+        return Cached(self.sources.samples, CACHE_BYTES)
+
+    @cached_property
+    def calibration_samples(self) -> Samples:
+        own = self.sources.calibration
+        return self.samples if own is None else Cached(own, CACHE_BYTES // 4)
+
+    @cached_property
+    def split(self) -> Split:
+        total = len(self.samples)
+        if self.settings.max_samples is not None:
+            total = min(total, self.settings.max_samples)
+        labels = self.samples.labels[:total] if self.samples.labels is not None else None
+        own = 0 if self.sources.calibration is not None else None
+        found = split(total, self.settings.seed, calibration=own, labels=labels)
+        if self.sources.calibration is None:
+            return found
+        count = min(len(self.sources.calibration), 200)
+        order = split_order(self.sources.calibration, count, self.settings.seed)
+        return Split(calibration=order, search=found.search, final=found.final)
+
+    def sample_key(self, indices: np.ndarray, samples: Samples | None = None) -> str:
+        return content_key("samples", 1, {}, [(samples or self.samples).fingerprint(), array_key(indices)])
+
+    @cached_property
+    def _prepared(self) -> tuple[Path, prepare.Prepared, str]:
+        indices = self.split.calibration[:CHECK_SAMPLES]
+        feeds = [dict(self.calibration_samples.feed(int(i))) for i in indices]
+        keys = [self.model_key, self.sample_key(indices, self.calibration_samples)]
+        key = content_key("prepare", prepare.VERSION, {}, keys)
+        path = self.store.path_for("prepare", key, ".onnx")
+
+        def compute() -> prepare.Prepared:
+            self.progress(Step("prepare", "cleaning the model and comparing it with the original"))
+            model, fact = prepare.prepare(self.original, feeds, model_bytes(self.path, self.original))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.store.save_file(path, ir.to_proto(model).SerializeToString())
+            return fact
+
+        if not path.is_file():
+            self.store.save("prepare", key, compute())
+        return path, self.fact("prepare", key, prepare.Prepared, compute), key
+
+    @property
+    def prepared(self) -> prepare.Prepared:
+        return self._prepared[1]
+
+    @cached_property
+    def graph(self) -> Graph:
+        return Graph(load_model(self._prepared[0]))
+
+    @cached_property
+    def structure(self) -> Structure:
+        return find_structure(self.graph)
+
+    @cached_property
+    def executor(self) -> Executor:
+        return Executor(self.graph, self.structure)
+
+    @cached_property
+    def is_batched(self) -> bool:
+        """Whether samples can be stacked on axis 0 without changing their outputs."""
+        specs = input_specs(self.graph.model)
+        if not specs or any(not spec.shape or isinstance(spec.shape[0], int) for spec in specs):
+            return False
+        indices = self.split.calibration[:CHECK_SAMPLES]
+        single = [self.calibration_samples.feed(int(i)) for i in indices]
+        if len(single) < 2 or any(single[0][k].shape != single[1][k].shape for k in single[0]):
+            return False
+        session = prepare.plain_session(self._prepared[0])
+        try:
+            together = session.run(None, {k: np.concatenate([f[k] for f in single]) for k in single[0]})
+        except Exception:  # onnxruntime raises classes of its own without a common base
+            return False
+        alone = [session.run(None, dict(feed)) for feed in single]
+        joined = [np.concatenate(parts) if parts[0].ndim else None for parts in zip(*alone, strict=True)]
+        return all(
+            b is not None and prepare.output_gap(a, b) <= prepare.RELATIVE_TOLERANCE
+            for a, b in zip(together, joined, strict=True)
+        )
+
+    @cached_property
+    def _sample_bytes(self) -> int:
+        return max(
+            1, self.executor.bytes_per_sample(self.calibration_samples.feed(int(self.split.calibration[0])))
+        )
+
+    @cached_property
+    def batch(self) -> int:
+        """Samples a batch of the layer-wise run."""
+        return int(np.clip(BATCH_BYTES // self._sample_bytes, 1, 32)) if self.is_batched else 1
+
+    @cached_property
+    def correction_batches(self) -> list[Feeds]:
+        """Feeds of the calibration samples on which biases are corrected."""
+        live = max(1, self._sample_bytes // 8)  # of all values, few are live at once
+        count = int(np.clip(CORRECTION_BYTES // live, 1, CORRECTION_SAMPLES))
+        indices = self.split.calibration[:count]
+        return [feeds for _, feeds in batches(self.calibration_samples, indices, self.batch)]
+
+    def _batches(
+        self, samples: Samples, indices: np.ndarray, stage: str, text: str
+    ) -> Iterator[tuple[Feeds, int]]:
+        done, start = 0, time.perf_counter()
+        for part, feeds in batches(samples, indices, self.batch):
+            yield feeds, len(part)
+            done += len(part)
+            left = (time.perf_counter() - start) / done * (len(indices) - done)
+            self.progress(Step(stage, text, done, len(indices), left))
+
+    @cached_property
+    def _calibration(self) -> tuple[calibrate.Calibration, str]:
+        indices = self.split.calibration
+        corrected = sum(
+            next(iter(feeds.values())).shape[0] if self.is_batched else 1 for feeds in self.correction_batches
+        )
+        inputs = [self._prepared[2], self.sample_key(indices, self.calibration_samples)]
+        versions = {"units": UNITS_VERSION, "mean_samples": corrected}
+        key = content_key("calibrate", calibrate.VERSION, versions, inputs)
+
+        def compute() -> calibrate.Calibration:
+            feeds = self._batches(self.calibration_samples, indices, "calibrate", "measuring ranges")
+            return calibrate.calibrate(self.executor, feeds, corrected)
+
+        return self.fact("calibrate", key, calibrate.Calibration, compute), key
+
+    @property
+    def calibration(self) -> calibrate.Calibration:
+        return self._calibration[0]
+
+    @property
+    def calibration_key(self) -> str:
+        return self._calibration[1]
+
+    @cached_property
+    def options(self) -> Options:
+        return find_options(self.graph, self.structure, self.calibration, self.schemes)
+
+    @cached_property
+    def corrections(self) -> weights.Corrections:
+        """Of each layer alone; plans are corrected along the whole plan."""
+        if not self.settings.bias_correction:
+            return weights.NO_CORRECTIONS
+        return weights.correct_biases(self.executor, self.calibration, self.schemes, self.options)
+
+    def parts(self, weight_type: str = "s8") -> weights.Ingredients:
+        return weights.Ingredients(
+            self.graph, self.structure, self.calibration, self.corrections, by_name(self.schemes), weight_type
+        )
+
+    @cached_property
+    def costs(self) -> Costs:
+        empty = ir.to_proto(quantize.write_plan(self.parts(), quantize.FLOAT_PLAN)).ByteSize()
+        return quantize.count_bytes(self.parts(), self.options, empty)
+
+    @cached_property
+    def scan_indices(self) -> np.ndarray:
+        return self.split.search[: self.settings.samples]
+
+    @cached_property
+    def prices(self) -> suffix.Prices:
+        """Exact prices, one stored fact a batch: a killed scan goes on behind its last batch."""
+        sources = suffix.find_sources(self.executor, self.options, self.schemes)
+        settings: Mapping[str, object] = {
+            "schemes": {scheme.name: scheme.version for scheme in self.schemes},
+            "bias_correction": self.settings.bias_correction,
+        }
+        found, done, start = [], 0, time.perf_counter()
+        for part, feeds in batches(self.samples, self.scan_indices, self.batch):
+            keys = [self._calibration[1], self.sample_key(part)]
+            key = content_key("sensitivity", suffix.VERSION, settings, keys)
+
+            def compute(feeds: Feeds = feeds, count: int = len(part), done: int = done) -> suffix.Prices:
+                def tell(number: int) -> None:
+                    share = (done + count * number / len(sources)) / len(self.scan_indices)
+                    left = (time.perf_counter() - start) * (1 - share) / share if share > 0 else None
+                    text = f"pricing {len(sources)} sources on {len(self.scan_indices)} samples"
+                    self.progress(Step("sensitivity", text, round(1000 * share), 1000, left))
+
+                return suffix.scan_batch(
+                    self.executor, feeds, count, sources, self.calibration, self.corrections,
+                    by_name(self.schemes), self.workers, tell,
+                )  # fmt: skip
+
+            found.append(self.fact("sensitivity", key, suffix.Prices, compute))
+            done += len(part)
+        return suffix.join(found)
+
+
+def split_order(samples: Samples, count: int, seed: int) -> np.ndarray:
+    """The first `count` of a seeded order of separate calibration samples, class shares kept where labels are."""
+    total = len(samples)
+    if total < 4:
+        raise InputError("at least 4 calibration samples", f"{total}", "Give more calibration data.")
+    if samples.labels is None or total < 16:
+        order = np.random.default_rng(seed).permutation(total).astype(np.int64)
+    else:
+        drawn = split(total, seed, calibration=0, labels=samples.labels)
+        order = np.concatenate([drawn.search, drawn.final])
+    return order[:count]
+
+
+def model_bytes(path: Path, model: ir.Model) -> int:
+    """Bytes of the file and of the external data that it names."""
+    external = {
+        value.const_value.location
+        for value in model.graph.initializers.values()
+        if isinstance(value.const_value, ir.ExternalTensor)
+    }
+    return path.stat().st_size + sum((path.parent / str(name)).stat().st_size for name in external)

@@ -1,0 +1,257 @@
+"""Candidates: a plan is built as a file, simulated, run on the target, read back, and timed; each a stored fact.
+
+A candidate that fails anywhere is a result with its reason. What a measurement depends on is in its key: the file's
+bytes, the samples, the task, and the target's environment.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from quantsieve import evaluate, quantize, repair
+from quantsieve.data import batches
+from quantsieve.errors import UnsupportedModel
+from quantsieve.evaluate import Exam, Failed, Measured, Outcome, Reference
+from quantsieve.plan import BIAS, Plan
+from quantsieve.run.keys import array_key, content_key, file_key
+from quantsieve.run.line import Line
+from quantsieve.sensitivity.suffix import error_vectors, float_outputs
+from quantsieve.simulate import Simulation
+from quantsieve.targets.audit import audit_layers
+from quantsieve.targets.base import Saturation, TargetFailure, Timing
+from quantsieve.tasks import choose, output_variance
+from quantsieve.tasks import get as get_task
+
+VERSION = 1
+EVALUATION_BYTES = 64 << 20  # of inputs sent to the target in one batch
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A plan's file. simulated: relative squared error of each scan sample, empty for the float model."""
+
+    path: str  # in the run folder
+    size_bytes: int
+    file_key: str
+    simulated: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Precision by layer, read back from the optimized graph; a reason when it could not be read."""
+
+    precision: Mapping[str, str]
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Milliseconds of interleaved rounds by plan id."""
+
+    ms: Mapping[str, tuple[float, ...]]
+    reason: str | None
+
+
+class Trials:
+    """Builds and measures the candidates of one line on its target."""
+
+    def __init__(self, line: Line):
+        self.line = line
+        self.store = line.store
+        self.target = line.target
+        self._reference: tuple[str, Reference] | None = (
+            None  # of the split in work; a large model's can be large
+        )
+
+    # --- what all candidates share ----------------------------------------------------------------------------
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        return self.target.environment()
+
+    @cached_property
+    def saturation(self) -> Saturation | None:
+        """What integer kernels do here; None when the probe itself failed."""
+        try:
+            return self.target.probe_saturation()
+        except TargetFailure as failure:
+            self.line.notes.append(f"the saturation probe failed: {failure.reason}")
+            return None
+
+    @cached_property
+    def weight_type(self) -> str:
+        """s8, or u8 where signed weights saturate and unsigned ones do not."""
+        if self.line.settings.weight_type != "auto":
+            return self.line.settings.weight_type
+        found = self.saturation
+        return "u8" if found is not None and found.saturates and not found.u8_saturates else "s8"
+
+    @cached_property
+    def task(self) -> str:
+        line = self.line
+        if line.settings.metric is not None:
+            return line.settings.metric
+        exam = self._exam("search", line.split.search[:2], "agreement")
+        outputs = self._outputs(exam)
+        return choose(outputs, line.samples.labels).name
+
+    def _exam(self, split: str, indices: np.ndarray, task: str) -> Exam:
+        batch = 1
+        if self.line.is_batched:
+            sample = self.line.samples.feed(int(indices[0]))
+            batch = int(np.clip(EVALUATION_BYTES // max(1, sum(a.nbytes for a in sample.values())), 1, 32))
+        return Exam(split, self.line.samples, indices, task, batch)
+
+    @cached_property
+    def exams(self) -> Mapping[str, Exam]:
+        split = self.line.split
+        return {
+            "search": self._exam("search", split.search, self.task),
+            "final": self._exam("final", split.final, self.task),
+        }
+
+    def _outputs(self, exam: Exam) -> evaluate.Outputs:
+        """The float model's outputs. Raises UnsupportedModel when the target cannot run the float model itself."""
+        try:
+            return evaluate.run_outputs(self.target, self.line.path, exam)
+        except TargetFailure as failure:
+            raise UnsupportedModel(
+                f"a float model that {self.target.name} can run",
+                f"a failure before any quantization: {failure.reason}",
+                "Mend the model or choose another target.",
+            ) from failure
+
+    def reference(self, split: str) -> Reference:
+        """The float model's outputs on the split, stored."""
+        exam = self.exams[split]
+
+        def compute() -> Reference:
+            outputs = self._outputs(exam)
+            get_task(exam.task).check(outputs, exam.labels)
+            return Reference(outputs, output_variance(outputs))
+
+        key = content_key("reference", VERSION, self._circumstances(exam), [self.line.model_key])
+        if self._reference is None or self._reference[0] != key:
+            self._reference = (key, self.line.fact("reference", key, Reference, compute))
+        return self._reference[1]
+
+    def _circumstances(self, exam: Exam) -> dict[str, object]:
+        task = get_task(exam.task)
+        samples = [self.line.samples.fingerprint(), array_key(exam.indices)]
+        return {"samples": samples, "task": [task.name, task.version], "environment": self.environment}
+
+    # --- one candidate ----------------------------------------------------------------------------------------
+
+    def build(self, plan: Plan) -> Built:
+        """The plan as a file in the run folder, and its simulation on the scan samples."""
+        line = self.line
+        settings = {"plan": dict(plan.schemes), "repairs": list(plan.repairs), "weights": self.weight_type}
+        versions = {"quantize": quantize.VERSION, "repair": repair.VERSION}
+        inputs = [line.calibration_key, line.sample_key(line.scan_indices)]
+        key = content_key("build", VERSION, {**settings, **versions}, inputs)
+        path = line.store.plan_folder(plan.id) / "model.onnx"
+        found = line.store.load("build", key, Built)
+        if found is not None and path.is_file() and file_key(path) == found.file_key:
+            return found
+        parts = line.parts(self.weight_type)
+        if plan.quantized():
+            if BIAS in plan.repairs:
+                parts = parts.with_corrections(
+                    repair.correct_along(line.executor, parts, plan, line.correction_batches)
+                )
+            simulated = self._simulate(Simulation(line.executor, parts, plan))
+        else:
+            simulated = np.zeros(0)
+        content = ir.to_proto(quantize.write_plan(parts, plan)).SerializeToString()
+        line.store.save_file(path, content)
+        document = {"schema": 1, "id": plan.id, "layers": dict(plan.schemes), "repairs": list(plan.repairs)}
+        line.store.save_file(path.with_name("plan.json"), json.dumps(document, indent=1).encode())
+        built = Built(str(path.relative_to(line.store.root)), len(content), file_key(path), simulated)
+        line.store.save("build", key, built)
+        return built
+
+    @cached_property
+    def _scan_reference(self) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray], int]]:
+        line = self.line
+        found = []
+        for part, feeds in batches(line.samples, line.scan_indices, line.batch):
+            values = line.executor.forward(feeds, keep=lambda name: False)
+            found.append((feeds, float_outputs(line.executor, values), len(part)))
+        return found
+
+    def _simulate(self, simulation: Simulation) -> np.ndarray:
+        variance = self.line.calibration.output_variance
+        errors = []
+        for feeds, reference, count in self._scan_reference:
+            outputs = float_outputs(self.line.executor, simulation.run(feeds))
+            errors.append(error_vectors(outputs, reference, variance, count)[0])
+        return np.concatenate(errors)
+
+    def measure_file(self, path: Path, split: str) -> Outcome:
+        """A file that is no plan of this run, compared with float on one split; not stored."""
+        return evaluate.evaluate(self.target, path, self.exams[split], self.reference(split))
+
+    def measure(self, built: Built, split: str) -> Outcome:
+        """The file on the target over one split, compared with float."""
+        exam = self.exams[split]
+        key = content_key("evaluate", evaluate.VERSION, self._circumstances(exam), [built.file_key])
+
+        def compute() -> Outcome:
+            return evaluate.evaluate(self.target, self.store.root / built.path, exam, self.reference(split))
+
+        return self.line.fact("evaluate", key, Measured | Failed, compute)  # type: ignore[arg-type]
+
+    def read_back(self, built: Built) -> Ran:
+        """What precision each layer really ran in, with the options of measuring."""
+        key = content_key("audit", VERSION, {"environment": self.environment}, [built.file_key])
+        layers = {layer.name: layer.nodes for layer in self.line.structure.quantizable}
+
+        def compute() -> Ran:
+            try:
+                audit = self.target.audit(self.store.root / built.path)
+            except TargetFailure as failure:
+                return Ran({}, failure.reason)
+            return Ran({name: str(found) for name, found in audit_layers(audit, layers).items()}, None)
+
+        return self.line.fact("audit", key, Ran, compute)
+
+    def time(self, built: Mapping[str, Built], seconds: float) -> Times:
+        """Latency of all candidates at once, batch 1, rounds interleaved; float is timed as the user's own file."""
+        ids = sorted(built)
+        keys = [built[id].file_key for id in ids]
+        key = content_key("latency", VERSION, {"environment": self.environment, "seconds": seconds}, keys)
+        samples = self.line.split.search[:4]
+
+        def compute() -> Times:
+            paths = [self.store.root / built[id].path for id in ids]
+            feeds = [self.line.samples.feed(int(i)) for i in samples]
+            timing = Timing(rounds=60, min_rounds=7, warmup_s=min(2.0, seconds / 8), max_seconds=seconds)
+            try:
+                rounds = self.target.latency(paths, feeds, timing)
+            except TargetFailure as failure:
+                return Times({}, failure.reason)
+            return Times(dict(zip(ids, rounds, strict=True)), None)
+
+        return self.line.fact("latency", key, Times, compute)
+
+
+class Deadline:
+    """Time that is left. A clock is a parameter so that tests need not wait."""
+
+    def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._start = clock()
+        self._seconds = seconds
+
+    def elapsed(self) -> float:
+        return self._clock() - self._start
+
+    def is_over(self, share: float = 1.0) -> bool:
+        """Whether `share` of the time has gone."""
+        return self._seconds is not None and self.elapsed() >= self._seconds * share

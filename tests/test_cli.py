@@ -1,0 +1,335 @@
+"""The command line as a user meets it: exit codes, what goes where, and that each command is a thin door."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from quantsieve import api, cli
+from quantsieve.data import Preprocess
+from quantsieve.errors import InputError, UsageError
+
+COMMANDS = ("demo", "evaluate", "export", "inspect", "quantize", "report", "scan", "tune")
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Two layers whose names are longer than a narrow terminal, hold markup, and a softmax."""
+    weights = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="[bold]" + "block/" * 30 + "conv"),
+        helper.make_node("Softmax", ["c"], ["y"], name="soft\tmax"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4, 6, 6])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    path = tmp_path / "small.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture
+def door(monkeypatch):
+    """Replaces one function of the Python interface by one that only keeps its arguments."""
+
+    def replace(name):
+        kept = SimpleNamespace(args=(), options={})
+
+        def record(*args, **options):
+            kept.args, kept.options = args, options
+            raise InputError("the door", "it", "Enough.")
+
+        monkeypatch.setattr(api, name, record)
+        return kept
+
+    return replace
+
+
+def outside(*arguments, **options):
+    """The command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "quantsieve.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+# --- help and usage --------------------------------------------------------------------------------
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from quantsieve import cli; status = cli.main(['tune', '--help']); "
+        "heavy = {'numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'scipy', 'PIL', 'rich'} & set(sys.modules); "
+        "print(sorted(heavy), file=sys.stderr); sys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+    assert "--max-drop" in done.stdout
+
+
+def test_help_lists_every_command_and_says_its_purpose_whole(capsys):
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    lines = [line.strip() for line in text[text.index("Commands:") :].splitlines()[1:]]
+    assert [line.split()[0] for line in lines] == list(COMMANDS)
+    assert not any(line.endswith("...") for line in lines)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_says_its_default(command, capsys):
+    assert cli.main([command, "--help"]) == 0
+    for parameter in cli.program.commands[command].params:
+        flag = getattr(parameter, "is_flag", True) or parameter.required
+        assert flag or parameter.default is not None or parameter.show_default, parameter.name
+    assert "[default: " in capsys.readouterr().out or command == "inspect"
+
+
+def test_version_is_the_packages(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("quantsieve 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["inspcet", "m.onnx"], "inspect"),
+        (["inspect", "--jsn", "m.onnx"], "--json"),
+        (["tune"], "MODEL"),
+        (["tune", "m.onnx", "--timeout", "5x"], "1h"),
+        (["tune", "m.onnx", "--timeout", "0"], "1h"),
+        (["tune", "m.onnx", "--mean", "abc"], "127,127,127"),
+        (["tune", "m.onnx", "--max-drop", "-1"], "max-drop"),
+        (["tune", "m.onnx", "--schemes", ","], "at least one"),
+        (["evaluate", "m.onnx"], "--candidate"),
+        (["inspect", "a.onnx", "b.onnx"], "b.onnx"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_a_hint(arguments, hint, capsys):
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert hint in captured.err
+
+
+# --- errors --------------------------------------------------------------------------------
+
+
+def test_an_error_is_one_paragraph_on_stderr_and_code_1(capsys):
+    assert cli.main(["inspect", "missing.onnx", "--json"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        "quantsieve: Expected an ONNX file, found no file at missing.onnx. Check the path of the model.\n"
+    )
+
+
+def test_a_usage_error_of_the_python_interface_exits_with_2(monkeypatch, capsys):
+    def refuse(model):
+        raise UsageError("this", "that", "Change it.")
+
+    monkeypatch.setattr(api, "inspect", refuse)
+    assert cli.main(["inspect", "m.onnx"]) == 2
+    assert "Change it." in capsys.readouterr().err
+
+
+def test_an_unexpected_error_leaves_its_traceback_in_a_file(monkeypatch, capsys, tmp_path):
+    def fail(model):
+        raise ZeroDivisionError("by us")
+
+    monkeypatch.setattr(api, "inspect", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert cli.main(["inspect", "m.onnx"]) == 1
+    (written,) = tmp_path.glob("quantsieve-*-traceback.txt")
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert str(written) in message
+    assert "ZeroDivisionError: by us" in written.read_text()
+
+
+def test_debug_shows_the_traceback_instead(monkeypatch, capsys, tmp_path):
+    def fail(model):
+        raise ZeroDivisionError("by us")
+
+    monkeypatch.setattr(api, "inspect", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert cli.main(["inspect", "m.onnx", "--debug"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_exits_with_130_and_names_folder_and_best(monkeypatch, capsys, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "best.json").write_text('{"id": "ab", "text": "best so far: plans/ab/model.onnx"}')
+
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "tune", stop)
+    assert cli.main(["tune", "m.onnx", "-o", str(run), "--quiet"]) == 130
+    message = capsys.readouterr().err
+    assert "plans/ab/model.onnx" in message
+    assert f"kept in {run}: the same command goes on" in message
+
+
+def test_ctrl_c_before_the_first_model_says_so(monkeypatch, capsys, tmp_path):
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "demo", stop)
+    assert cli.main(["demo", "-o", str(tmp_path / "run"), "--quiet"]) == 130
+    assert "no model was measured so far" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_reader_that_goes_away_ends_the_command_quietly(model, form):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as stdout:
+        command = [sys.executable, "-m", "quantsieve.cli", "inspect", str(model), *form]
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_behind_stdout_is_one_paragraph(model):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "quantsieve.cli", "inspect", str(model)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "No space left" in done.stderr
+
+
+# --- inspect --------------------------------------------------------------------------------
+
+
+def test_inspect_prints_one_json_document_and_nothing_else(model):
+    done = outside("inspect", model, "--json")
+    document = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, document["schema"]) == (0, "", 1)
+    assert document["layers"][0]["name"] == "[bold]" + "block/" * 30 + "conv"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_inspect_fits_the_terminal_and_escapes_names(model, columns):
+    done = outside("inspect", model, env={**os.environ, "COLUMNS": str(columns)})
+    table = done.stdout[done.stdout.index("layer ") :]
+    assert max(map(len, table.splitlines())) <= columns
+    assert "…" in table
+    assert "[bold]" in table
+    assert "soft\\tmax" in table
+    assert "no int8 scheme for Softmax" in table
+    assert "1 of 2 layers can be quantized." in table
+    assert "\x1b" not in done.stdout
+
+
+def test_inspect_shows_what_an_ascii_stdout_cannot(model):
+    done = outside("inspect", model, env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"})
+    assert done.returncode == 0
+    assert "\\u2026" in done.stdout
+
+
+# --- the doors --------------------------------------------------------------------------------
+
+
+def test_tune_hands_every_option_on(door, tmp_path):
+    names = tmp_path / "names.txt"
+    names.write_text("cat\n\ndog \n")
+    (tmp_path / "p.toml").write_text("mean = [1, 2, 3]\nstd = 4\n")
+    called = door("tune")
+    assert cli.main(
+        ["tune", "m.onnx", "-o", "out", "--data", "d", "--calibration-data", "c", "--preprocess",
+         str(tmp_path / "p.toml"), "--std", "5", "--resize", "32x100", "--skip-bad", "--class-names", str(names),
+         "--schemes", "int8, int8-channel,int8", "--metric", "top1", "--max-drop", "0.02", "--confident", "--seed",
+         "7", "--threads", "2", "--workers", "3", "--timeout", "5m", "--max-trials", "9", "--limit", "90s",
+         "--weight-type", "u8", "--no-bias-correction", "--samples", "16", "--quiet"]
+    ) == 1  # fmt: skip
+    assert called.args == ("m.onnx", "d", Path("out"))
+    del called.options["progress"]
+    assert called.options == {
+        "synthetic": None,
+        "calibration_data": "c",
+        "preprocess": Preprocess(mean=(1.0, 2.0, 3.0), std=(5.0,), resize=(32, 100)),
+        "skip_bad": True,
+        "class_names": ("cat", "dog"),
+        "schemes": ("int8", "int8-channel"),
+        "metric": "top1",
+        "max_drop": 0.02,
+        "confident": True,
+        "seed": 7,
+        "threads": 2,
+        "workers": 3,
+        "timeout": 300.0,
+        "max_trials": 9,
+        "limit_s": 90.0,
+        "weight_type": "u8",
+        "bias_correction": False,
+        "samples": 16,
+    }
+
+
+def test_tune_takes_its_run_folder_from_the_models_name(door):
+    called = door("tune")
+    cli.main(["tune", "some/net.onnx", "--synthetic", "40", "--quiet"])
+    assert called.args == ("some/net.onnx", None, Path("quantsieve-run-net"))
+    assert (called.options["synthetic"], called.options["preprocess"]) == (40, None)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400)])
+def test_a_timeout_is_a_number_with_a_unit(door, text, seconds):
+    called = door("tune")
+    cli.main(["tune", "m.onnx", "--timeout", text, "--quiet"])
+    assert called.options["timeout"] == seconds
+
+
+def test_the_other_commands_call_the_function_of_their_name(door):
+    scan, quantize = door("scan"), door("quantize")
+    evaluate, report, export = door("evaluate"), door("report"), door("export")
+    cli.main(["scan", "m.onnx", "--data", "d", "-o", "s.json", "--quiet"])
+    cli.main(["quantize", "a/m.onnx", "--data", "d", "--plan", "plan.json", "--quiet"])
+    cli.main(["evaluate", "m.onnx", "--candidate", "a", "--candidate", "b", "--data", "d", "--quiet"])
+    cli.main(["report", "run", "--top-k", "4"])
+    cli.main(["export", "run", "--candidate", "best quality"])
+    assert (scan.args, scan.options["output"]) == (("m.onnx", "d"), "s.json")
+    assert quantize.args == ("a/m.onnx", "plan.json", "d", "m-quantized.onnx")
+    assert evaluate.args == ("m.onnx", ("a", "b"), "d")
+    assert (report.args, report.options) == (("run",), {"top_k": 4})
+    assert (export.args, export.options) == (("run", "best-quality.onnx"), {"candidate": "best quality"})
+
+
+def test_options_of_the_doors_are_those_of_the_python_functions():
+    """Every keyword that a command passes exists in the function it calls."""
+    import ast
+    import inspect
+
+    tree = ast.parse(Path(cli.__file__).read_text())
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name) and node.func.value.id == "api"
+    ]  # fmt: skip
+    assert {call.func.attr for call in calls} == set(COMMANDS)
+    for call in calls:
+        known = inspect.signature(getattr(api, call.func.attr)).parameters
+        assert {keyword.arg for keyword in call.keywords} <= set(known), call.func.attr
+
+
+def test_a_missing_class_names_file_is_named(capsys):
+    assert cli.main(["tune", "m.onnx", "--class-names", "nowhere.txt", "--quiet"]) == 1
+    assert "nowhere.txt" in capsys.readouterr().err
