@@ -3,7 +3,7 @@
     pip install torch==2.13.0 scikit-learn onnx     # made with scikit-learn 1.9.1, onnx 1.23.2, numpy 2.4.6
     python scripts/train_demo.py                    # about one minute on one thread
 
-Writes `src/quantsieve/demo/model.onnx` and `data.npz`. Seeds are fixed and one thread is used: two runs on
+Writes `src/quantsieve/example/model.onnx` and `data.npz`. Seeds are fixed and one thread is used: two runs on
 one machine give the same bytes; another processor may round differently and give a slightly different
 network.
 
@@ -327,7 +327,7 @@ def top1(logits: np.ndarray, labels: np.ndarray) -> float:
 def main() -> None:
     """Trains, widens, writes the two files and prints what changed."""
     parser = argparse.ArgumentParser(description="Train the demo network of Quantsieve and write its files.")
-    default = Path(__file__).resolve().parents[1] / "src" / "quantsieve" / "demo"
+    default = Path(__file__).resolve().parents[1] / "src" / "quantsieve" / "example"
     parser.add_argument("--out", type=Path, default=default, help="folder to write to (default: %(default)s)")
     out = parser.parse_args().out
     torch.set_num_threads(1)

@@ -253,11 +253,12 @@ def test_tune_hands_every_option_on(door, tmp_path):
     (tmp_path / "p.toml").write_text("mean = [1, 2, 3]\nstd = 4\n")
     called = door("tune")
     assert cli.main(
-        ["tune", "m.onnx", "-o", "out", "--data", "d", "--calibration-data", "c", "--preprocess",
-         str(tmp_path / "p.toml"), "--std", "5", "--resize", "32x100", "--skip-bad", "--class-names", str(names),
-         "--schemes", "int8, int8-channel,int8", "--metric", "top1", "--max-drop", "0.02", "--confident", "--seed",
-         "7", "--threads", "2", "--workers", "3", "--timeout", "5m", "--max-trials", "9", "--limit", "90s",
-         "--weight-type", "u8", "--no-bias-correction", "--samples", "16", "--quiet"]
+        ["tune", "m.onnx", "-o", "out", "--data", "d", "--calibration-data", "c",
+         "--preprocess", str(tmp_path / "p.toml"), "--std", "5", "--resize", "32x100", "--skip-bad",
+         "--class-names", str(names), "--schemes", "int8, int8-channel,int8", "--metric", "top1",
+         "--max-drop", "0.02", "--confident", "--seed", "7", "--threads", "2", "--workers", "3", "--timeout", "5m", "--max-trials", "9", "--limit", "90s",
+         "--weight-type", "u8", "--no-bias-correction", "--samples", "16", "--max-samples", "500",
+         "--quiet"]
     ) == 1  # fmt: skip
     assert called.args == ("m.onnx", "d", Path("out"))
     del called.options["progress"]
@@ -280,6 +281,7 @@ def test_tune_hands_every_option_on(door, tmp_path):
         "weight_type": "u8",
         "bias_correction": False,
         "samples": 16,
+        "max_samples": 500,
     }
 
 

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
-from quantsieve.demo import data_path, model_path
+from quantsieve.example import data_path, model_path
 
 MEGABYTE = 1_000_000
 # The six layers that `scripts/train_demo.py` made uneven enough to carry the loss.

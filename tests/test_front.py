@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantsieve import front
-from quantsieve.evaluate import Failed, Measured
+from quantsieve.evaluation import Failed, Measured
 from quantsieve.front import Candidate
 from quantsieve.plan import Plan
 from quantsieve.targets.timing import summarize

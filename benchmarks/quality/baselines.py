@@ -1,7 +1,8 @@
 """Plain baselines: full int8, the first k layers float, the last k float; written as Quantsieve writes, without repairs.
 
-k counts layers with weights in the order of the graph; an Add or pool goes with the layers before it. Weights are
-rounded to nearest, the bias is not corrected, and the weight type is the one that this machine multiplies exactly.
+k counts layers with weights in the order of the graph; an Add or pool goes with the layers before it.
+Weights are rounded to nearest, the bias is not corrected, and the weight type is the one that this machine
+multiplies exactly.
 """
 
 from collections.abc import Iterable
@@ -23,7 +24,7 @@ from quantsieve.model.load import load_model
 from quantsieve.model.prepare import prepare
 from quantsieve.model.units import Layer, find_structure
 from quantsieve.plan import Options, Plan, find_options, full_plan
-from quantsieve.quantize import Ingredients, write_plan
+from quantsieve.writing import Ingredients, write_plan
 from quantsieve.targets.ort import OrtCpu
 from quantsieve.weights import NO_CORRECTIONS
 

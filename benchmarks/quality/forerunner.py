@@ -1,11 +1,12 @@
 """The published forerunner (SeQTO), made again from its description: rank the layers, keep one more float each time.
 
-Each activation tensor between layers gets two SQNRs on calibration samples: the fully quantized model's tensor
-against the float model's (xmodel), and the tensor before against behind its own Q/DQ pair (qdq). Both are scaled to
-0..1 over the nodes and added, half each; a node's score is that of the tensors it reads. Then, in ranked order, one
-more node is left out of onnxruntime's quantize_static, with 50 calibration samples, and 300 samples are evaluated.
-An SQNR is larger where the layer is cleaner, so two readings of the order are measured: 'as published' takes the sum
-for an error, 'repaired' for a quality. Differences from the tool: two cores, no images decoded inside the count.
+Each activation tensor between layers gets two SQNRs on calibration samples: the fully quantized model's
+tensor against the float model's (xmodel), and the tensor before against behind its own Q/DQ pair (qdq).
+Both are scaled to 0..1 over the nodes and added, half each; a node's score is that of the tensors it reads.
+Then, in ranked order, one more node is left out of onnxruntime's quantize_static, with 50 calibration
+samples, and 300 samples are evaluated. An SQNR is larger where the layer is cleaner, so two readings of the
+order are measured: 'as published' takes the sum for an error, 'repaired' for a quality. Differences from
+the tool: two cores, no images decoded inside the count.
 """
 
 import logging
@@ -90,7 +91,8 @@ def combine(errors: Mapping[str, Errors]) -> dict[str, float]:
 def order(scores: Mapping[str, float], direction: Direction) -> tuple[str, ...]:
     """Names in the order in which they go back to float; equal scores keep their order.
 
-    'as published': largest score first, as if it were an error. 'repaired': smallest first, since it is an SQNR.
+    'as published': largest score first, as if it were an error. 'repaired': smallest first, since it is an
+    SQNR.
     """
     sign = -1 if direction == "as published" else 1
     return tuple(sorted(scores, key=lambda name: sign * scores[name]))
@@ -159,8 +161,8 @@ def spread_over(total: int, wanted: int) -> np.ndarray:
 def final_session(path: Path) -> Run:
     """The model without two habits of onnxruntime that its files do not guard against.
 
-    Layers kept float are quantized at load, and int8 weights saturate where there is no VNNI. With default options
-    the forerunner's curves are worse; its table row gets the kinder figure, the JSON both.
+    Layers kept float are quantized at load, and int8 weights saturate where there is no VNNI. With default
+    options the forerunner's curves are worse; its table row gets the kinder figure, the JSON both.
     """
     return _session(path, THREADS, True)
 

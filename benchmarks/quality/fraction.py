@@ -1,9 +1,10 @@
 """The share of what selective quantization could gain at most: 1 is no disagreement at full int8's size.
 
-A model is a point (file size / float size, disagreement with float). The hypervolume is the area that a set of
-points dominates below the reference (1, d), d the disagreement of full int8; the fraction is that area divided by
-d * (1 - full int8 size / float size). Full int8 and float alone give 0. A file smaller than full int8's can push it
-above 1. Intervals: the final samples are resampled jointly for every model and for d (paired bootstrap, percentiles).
+A model is a point (file size / float size, disagreement with float). The hypervolume is the area that a set
+of points dominates below the reference (1, d), d the disagreement of full int8; the fraction is that area
+divided by d * (1 - full int8 size / float size). Full int8 and float alone give 0. A file smaller than full
+int8's can push it above 1. Intervals: the final samples are resampled jointly for every model and for d
+(paired bootstrap, percentiles).
 """
 
 from collections.abc import Sequence

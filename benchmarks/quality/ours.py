@@ -17,7 +17,7 @@ from benchmarks.quality.accounting import cpu_seconds, run_counted
 from benchmarks.quality.records import Entry, Method, entry_from, entry_json
 from benchmarks.quality.zoo import SEED, THREADS, ZooModel, open_model
 from quantsieve.errors import InputError
-from quantsieve.evaluate import Measured
+from quantsieve.evaluation import Measured
 
 _FLOAT = "float"
 

@@ -121,9 +121,7 @@ def _group(
             own = {key: values.pop(key) for key in keys}
             return command(**values, **{name: kind(**own)})
 
-        for option in reversed(options):
-            collected = option(collected)
-        return collected
+        return functools.reduce(lambda inner, option: option(inner), reversed(options), collected)
 
     return decorate
 
@@ -224,6 +222,14 @@ schemes_option = click.option(
     help="Precisions that layers may be given besides float.",
 )
 
+workers_option = click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=2,
+    help="Probes of the scan that run at once.",
+)
+
 search_options = _group(
     "search",
     Search,
@@ -239,13 +245,7 @@ search_options = _group(
         click.option(
             "--confident", is_flag=True, help="Let the unfavourable end of the interval meet --max-drop."
         ),
-        click.option(
-            "--workers",
-            type=click.IntRange(min=1),
-            metavar="N",
-            default=2,
-            help="Processes that work at a time.",
-        ),
+        workers_option,
         click.option(
             "--timeout",
             type=Duration(),
@@ -288,6 +288,13 @@ threads_option = click.option(
 )
 samples_option = click.option(
     "--samples", type=click.IntRange(min=1), metavar="N", default=32, help="Samples of the sensitivity scan."
+)
+max_samples_option = click.option(
+    "--max-samples",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Use only N of the samples.",
+    show_default="all",
 )
 limit_option = click.option(
     "--limit",

@@ -1,25 +1,25 @@
 """What commands print: text tables, or with `--json` exactly one document; warnings then go to stderr."""
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from quantsieve import _tables
+from quantsieve import _tables, api
 from quantsieve._door import say
 from quantsieve._options import Output
+from quantsieve.api import EvaluationResult, ScanResult, TuneResult
+from quantsieve.errors import QuantsieveError
 from quantsieve.inspection import Inspection
-from quantsieve.report.cautions import cautions
-from quantsieve.report.document import report_document
-from quantsieve.report.text import print_report, print_top
-
-if TYPE_CHECKING:
-    from quantsieve.api import EvaluationResult, ScanResult, TuneResult
+from quantsieve.reports.cautions import cautions
+from quantsieve.reports.document import report_document
+from quantsieve.reports.text import print_report, print_top
 
 SCHEMA = 1  # of the small documents made here
 
 
-def result(found: "TuneResult", output: Output, top_k: int | None = None) -> None:
+def result(found: TuneResult, output: Output, top_k: int | None = None) -> None:
     """The front, the recommended model and where the report lies; with top_k those models only."""
     if output.json:
         print_json(report_document(found.summary))
@@ -41,14 +41,14 @@ def inspection(facts: Inspection, output: Output) -> None:
         _tables.show_inspection(_tables.stdout_console(), facts)
 
 
-def scan(found: "ScanResult", output: Output) -> None:
+def scan(found: ScanResult, output: Output) -> None:
     if output.json:
         print_json(found.document())
     else:
         _tables.show_scan(_tables.stdout_console(), found)
 
 
-def evaluation(found: "EvaluationResult", output: Output) -> None:
+def evaluation(found: EvaluationResult, output: Output) -> None:
     if output.json:
         print_json(found.document())
     else:
@@ -64,12 +64,22 @@ def path(kind: str, written: Path, output: Output) -> None:
 
 
 def interrupted(run: Path) -> None:
-    """On stderr: the best so far as the run folder names it, and how to go on."""
+    """On stderr: the best so far, and how to go on."""
+    say(
+        f"interrupted; {_best_so_far(run)}. What was finished is kept in {run}: the same command goes on from there."
+    )
+
+
+def _best_so_far(run: Path) -> str:
+    """By the final samples where the run came so far, else by the search samples."""
+    with contextlib.suppress(QuantsieveError):
+        found = api.report(run)
+        if found.recommended is not None:
+            return f"recommended so far: {found.file(found.recommended.id)} ({found.recommended.origin})"
     try:
-        best = json.loads((run / "best.json").read_bytes())["text"]
+        return str(json.loads((run / "best.json").read_bytes())["text"])
     except (OSError, ValueError, KeyError):
-        best = "no model was measured so far"
-    say(f"interrupted; {best}. What was finished is kept in {run}: the same command goes on from there.")
+        return "no model was measured so far"
 
 
 def print_json(document: Mapping[str, Any]) -> None:

@@ -14,11 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from quantsieve.evaluation import Failed, Measured
 from quantsieve.inspection import Inspection, LayerFacts
 from quantsieve.model.graph import GraphValue
+from quantsieve.reports._numbers import percent, percent_interval
 
 if TYPE_CHECKING:
-    from quantsieve.api import ScanResult
+    from quantsieve.api import EvaluationResult, ScanResult
 
 PIPE_WIDTH = 120  # columns where stdout is no terminal and COLUMNS is not set
 _GAP = 2
@@ -126,8 +128,7 @@ def show_inspection(console: Console, facts: Inspection) -> None:
     _show_layers(console, facts.layers)
     console.print()
     console.print(Text(f"{len(facts.quantizable)} of {len(facts.layers)} layers can be quantized."))
-    for note in facts.notes:
-        console.print(Text(f"Note: {plain(note).rstrip('.')}."))
+    print_notes(console, facts.notes)
 
 
 def _file_facts(facts: Inspection) -> Iterator[tuple[str, str]]:
@@ -189,25 +190,70 @@ def _show_layers(console: Console, layers: Sequence[LayerFacts]) -> None:
 # --- scan and evaluate --------------------------------------------------------------------------------
 
 
-def show_scan(console: Console, result: "ScanResult") -> None:
-    """What each layer costs under each scheme, the dearest first."""
-    columns = (
-        Column("layer", shrinks=True),
-        Column("scheme"),
-        Column("price", right=True),
-        Column("95 % interval"),
-    )
-    dearest = sorted(result.prices, key=lambda price: -price.value)
+def show_scan(console: Console, found: "ScanResult") -> None:
+    """What each layer costs under each scheme, the dearest first, then the layers that stay float."""
     rows = [
-        (plain(price.layer), price.scheme, f"{price.value:.2e}", f"{price.low:.2e} to {price.high:.2e}")
-        for price in dearest
+        (plain(p.layer), p.scheme, f"{p.value:.2e}", f"{p.low:.1e} to {p.high:.1e}")
+        for p in sorted(found.prices, key=lambda price: -price.value)
+    ]
+    if rows:
+        columns = (
+            Column("layer", shrinks=True),
+            Column("scheme"),
+            Column("price", right=True),
+            Column("95 %"),
+        )
+        print_table(console, columns, rows)
+        console.print(
+            Text(
+                "\nPrice: mean relative squared error of the outputs when that layer alone is quantized, "
+                f"simulated on {found.num_samples} samples; higher is worse."
+            )
+        )
+    else:
+        console.print(Text("No layer of this model can be quantized."))
+    if found.refusals:
+        console.print(Text("\nThese layers stay float:"))
+        columns = (Column("layer", shrinks=True), Column("reason"))
+        print_table(console, columns, [(plain(k), plain(v)) for k, v in found.refusals.items()])
+    print_notes(console, found.notes)
+
+
+def show_evaluation(console: Console, found: "EvaluationResult") -> None:
+    """One line a candidate file; failures say their reason below."""
+    columns = (
+        Column("file", shrinks=True),
+        Column("bytes", right=True),
+        Column(found.metric, right=True),
+        Column("loss [95 %]", right=True),
+        Column("label differs", right=True),
+        Column("SQNR dB", right=True),
+    )
+    rows = [
+        (plain(path), num_bytes(found.sizes[path]), *_figures(outcome))
+        for path, outcome in found.outcomes.items()
     ]
     print_table(console, columns, rows)
-    console.print()
-    console.print(
-        Text(
-            "Price: mean relative squared error of the outputs when that layer alone is quantized, simulated."
-        )
+    console.print(Text(f"\nAgainst the float model on the same {found.num_samples} samples."))
+    for path, outcome in found.outcomes.items():
+        if isinstance(outcome, Failed):
+            console.print(Text(f"{plain(path)} failed ({outcome.kind}): {plain(outcome.reason)}"))
+        elif outcome.num_bad:
+            console.print(Text(f"{plain(path)}: {outcome.num_bad} samples with NaN or infinity"))
+    print_notes(console, found.notes)
+
+
+def _figures(outcome: Measured | Failed) -> tuple[str, ...]:
+    if isinstance(outcome, Failed):
+        return ("failed", "-", "-", "-")
+    return (
+        percent(outcome.score),
+        percent_interval(outcome.loss()),
+        percent(outcome.disagreement().value),
+        f"{outcome.sqnr_db:.1f}",
     )
-    for note in result.notes:
+
+
+def print_notes(console: Console, notes: Iterable[str]) -> None:
+    for note in notes:
         console.print(Text(f"Note: {plain(note).rstrip('.')}."))

@@ -14,17 +14,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from quantsieve.data import Preprocess, Samples, SyntheticSamples, open_samples
-from quantsieve.demo import data_path, model_path
 from quantsieve.errors import InputError, RunFolderError, UsageError
-from quantsieve.evaluate import Failed, Measured
+from quantsieve.evaluation import Failed, Measured
+from quantsieve.example import data_path, model_path
 from quantsieve.front import Candidate, Recommendation, named
 from quantsieve.inspection import Inspection
 from quantsieve.inspection import inspect as inspect_model
 from quantsieve.model.load import load_model
 from quantsieve.plan import BIAS, Options, Plan, check_plan, full_plan
-from quantsieve.report.document import front_json, report_json
-from quantsieve.report.page import html_page
-from quantsieve.report.summary import Price, Summary
+from quantsieve.reports.document import front_json, report_json
+from quantsieve.reports.page import html_page
+from quantsieve.reports.summary import Price, Summary
 from quantsieve.run.executor import Search, layer_prices
 from quantsieve.run.keys import content_key, model_key
 from quantsieve.run.line import Line, Sources, input_specs

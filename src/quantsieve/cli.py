@@ -18,7 +18,6 @@ from quantsieve._door import Commands
 from quantsieve.errors import InputError
 
 if TYPE_CHECKING:
-    from quantsieve.api import TuneResult
     from quantsieve.data import Preprocess
 
 
@@ -57,6 +56,7 @@ def program() -> None:
 @opt.search_options
 @opt.metric_option
 @opt.samples_option
+@opt.max_samples_option
 @opt.threads_option
 @opt.limit_option
 @opt.writing_options
@@ -69,6 +69,7 @@ def tune(
     search: opt.Search,
     metric: str | None,
     samples: int,
+    max_samples: int | None,
     threads: int,
     limit_s: float,
     writing: opt.Writing,
@@ -106,13 +107,14 @@ def tune(
                 weight_type=writing.weight_type,
                 bias_correction=writing.bias_correction,
                 samples=samples,
+                max_samples=max_samples,
                 limit_s=limit_s,
                 progress=progress,
             )
     except KeyboardInterrupt:
         _show.interrupted(folder)
         raise
-    _finish(result, folder, output)
+    _show.result(result, output)
 
 
 @program.command()
@@ -132,6 +134,7 @@ def inspect(model: str, output: opt.Output) -> None:
 @opt.image_options
 @opt.schemes_option
 @opt.samples_option
+@opt.workers_option
 @opt.writing_options
 @opt.output_options
 def scan(
@@ -141,6 +144,7 @@ def scan(
     images: opt.Images,
     schemes: tuple[str, ...],
     samples: int,
+    workers: int,
     writing: opt.Writing,
     output: opt.Output,
 ) -> None:
@@ -160,6 +164,7 @@ def scan(
             schemes=schemes,
             seed=source.seed,
             samples=samples,
+            workers=workers,
             weight_type=writing.weight_type,
             bias_correction=writing.bias_correction,
             output=path,
@@ -174,7 +179,7 @@ def scan(
     "--plan",
     metavar="PLAN",
     default="int8",
-    help="A plan.json, or a scheme for every layer that can have it.",
+    help="A plan.json, float, or a scheme for every layer that can have it.",
 )
 @click.option(
     "-o", "--output", "path", metavar="FILE", help="The new model.", show_default="<MODEL>-quantized.onnx"
@@ -309,17 +314,7 @@ def demo(run: str, output: opt.Output) -> None:
     except KeyboardInterrupt:
         _show.interrupted(folder)
         raise
-    _finish(result, folder, output)
-
-
-def _finish(result: "TuneResult", folder: Path, output: opt.Output) -> None:
-    """Shows the result; a search that Ctrl-C ended has one too, and still exits with 130."""
-    from quantsieve import _show
-
     _show.result(result, output)
-    if result.summary.stopped == "interrupted":
-        _show.interrupted(folder)
-        raise click.exceptions.Exit(_door.INTERRUPTED)
 
 
 # --- from options to arguments ------------------------------------------------------------------------------

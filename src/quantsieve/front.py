@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from quantsieve.evaluate import Estimate, Failed, Measured
+from quantsieve.evaluation import Estimate, Failed, Measured
 from quantsieve.plan import Plan
 from quantsieve.targets.timing import Latency, is_tie, ratio
 

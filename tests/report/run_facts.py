@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from quantsieve.evaluate import Failed, Measured
+from quantsieve.evaluation import Failed, Measured
 from quantsieve.front import Candidate, find_front, recommend
 from quantsieve.plan import Plan
-from quantsieve.report.summary import LayerFacts, Prediction, Price, Splits, Summary
+from quantsieve.reports.summary import LayerFacts, Prediction, Price, Splits, Summary
 from quantsieve.targets.timing import summarize
 
 FINAL, SEARCH = 375, 125

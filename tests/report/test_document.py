@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from run_facts import make_hard_summary, make_summary
 
-from quantsieve.evaluate import Measured
+from quantsieve.evaluation import Measured
 from quantsieve.front import Recommendation
-from quantsieve.report.document import front_json, report_json, strict
-from quantsieve.report.summary import Summary
+from quantsieve.reports.document import front_json, report_json, strict
+from quantsieve.reports.summary import Summary
 from quantsieve.run.codec import decode, encode
 
 SCHEMA_PAGE = Path(__file__).parents[2] / "docs" / "report-schema.md"

@@ -9,8 +9,8 @@ from PIL import Image
 from run_facts import make_hard_summary, make_summary
 
 from quantsieve.errors import UsageError
-from quantsieve.report._axis import linear_axis, loss_axis, staircase
-from quantsieve.report.figures import RECOMMENDED, front_picture
+from quantsieve.reports._axis import linear_axis, loss_axis, staircase
+from quantsieve.reports.figures import RECOMMENDED, front_picture
 
 
 def test_the_png_is_wide_enough_for_a_readme_and_shows_the_recommended_model():

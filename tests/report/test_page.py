@@ -6,7 +6,7 @@ import pytest
 from run_facts import make_hard_summary, make_summary
 
 from quantsieve.front import Recommendation
-from quantsieve.report.page import html_page
+from quantsieve.reports.page import html_page
 
 VOID = {"meta", "rect", "line", "circle", "path", "br"}
 

@@ -5,11 +5,11 @@ import pytest
 from rich.console import Console
 from run_facts import make_hard_summary, make_summary
 
-from quantsieve.evaluate import Estimate
+from quantsieve.evaluation import Estimate
 from quantsieve.front import top_k
-from quantsieve.report import _numbers as numbers
-from quantsieve.report.summary import Summary
-from quantsieve.report.text import MAX_LAYERS, print_report, print_top
+from quantsieve.reports import _numbers as numbers
+from quantsieve.reports.summary import Summary
+from quantsieve.reports.text import MAX_LAYERS, print_report, print_top
 
 
 def printed(summary: Summary, width: int = 80, k: int | None = None) -> str:

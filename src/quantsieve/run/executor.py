@@ -8,15 +8,16 @@ ends the search early, and the same command goes on from there.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from scipy.stats import spearmanr
 
-from quantsieve.evaluate import Failed, Measured
+from quantsieve.evaluation import Failed, Measured
 from quantsieve.front import Candidate, find_front, recommend
 from quantsieve.plan import BIAS, Plan, full_plan
-from quantsieve.report.summary import LayerFacts, Prediction, Price, Splits, Summary
+from quantsieve.reports.summary import LayerFacts, Prediction, Price, Splits, Summary
 from quantsieve.run.line import Line
 from quantsieve.run.progress import Step
 from quantsieve.run.spec import Limits
@@ -151,7 +152,7 @@ class Search:
         """Plans between neighbours on the measured front where the error rises most for the bytes."""
         front = self._search_front()
         steps = []
-        for small, large in zip(front, front[1:], strict=False):
+        for small, large in pairwise(front):
             width = (large.built.size_bytes - small.built.size_bytes) / max(
                 1, self._float_bytes - self.full_bytes
             )

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from quantsieve import calibrate, quantize, schemes, weights
+from quantsieve import calibrate, schemes, weights, writing
 from quantsieve.data import Cached, InputSpec, Samples, Split, batches, split
 from quantsieve.errors import InputError
 from quantsieve.model import prepare
@@ -256,8 +256,8 @@ class Line:
 
     @cached_property
     def costs(self) -> Costs:
-        empty = ir.to_proto(quantize.write_plan(self.parts(), quantize.FLOAT_PLAN)).ByteSize()
-        return quantize.count_bytes(self.parts(), self.options, empty)
+        empty = ir.to_proto(writing.write_plan(self.parts(), writing.FLOAT_PLAN)).ByteSize()
+        return writing.count_bytes(self.parts(), self.options, empty)
 
     @cached_property
     def scan_indices(self) -> np.ndarray:

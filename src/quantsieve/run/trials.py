@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from quantsieve import evaluate, quantize, repair
+from quantsieve import evaluation, repair, writing
 from quantsieve.data import batches
 from quantsieve.errors import UnsupportedModel
-from quantsieve.evaluate import Exam, Failed, Measured, Outcome, Reference
+from quantsieve.evaluation import Exam, Failed, Measured, Outcome, Reference
 from quantsieve.plan import BIAS, Plan
 from quantsieve.run.keys import array_key, content_key, file_key
 from quantsieve.run.line import Line
@@ -116,10 +116,10 @@ class Trials:
             "final": self._exam("final", split.final, self.task),
         }
 
-    def _outputs(self, exam: Exam) -> evaluate.Outputs:
+    def _outputs(self, exam: Exam) -> evaluation.Outputs:
         """The float model's outputs. Raises UnsupportedModel when the target cannot run the float model itself."""
         try:
-            return evaluate.run_outputs(self.target, self.line.path, exam)
+            return evaluation.run_outputs(self.target, self.line.path, exam)
         except TargetFailure as failure:
             raise UnsupportedModel(
                 f"a float model that {self.target.name} can run",
@@ -152,7 +152,7 @@ class Trials:
         """The plan as a file in the run folder, and its simulation on the scan samples."""
         line = self.line
         settings = {"plan": dict(plan.schemes), "repairs": list(plan.repairs), "weights": self.weight_type}
-        versions = {"quantize": quantize.VERSION, "repair": repair.VERSION}
+        versions = {"quantize": writing.VERSION, "repair": repair.VERSION}
         inputs = [line.calibration_key, line.sample_key(line.scan_indices)]
         key = content_key("build", VERSION, {**settings, **versions}, inputs)
         path = line.store.plan_folder(plan.id) / "model.onnx"
@@ -168,7 +168,7 @@ class Trials:
             simulated = self._simulate(Simulation(line.executor, parts, plan))
         else:
             simulated = np.zeros(0)
-        content = ir.to_proto(quantize.write_plan(parts, plan)).SerializeToString()
+        content = ir.to_proto(writing.write_plan(parts, plan)).SerializeToString()
         line.store.save_file(path, content)
         document = {"schema": 1, "id": plan.id, "layers": dict(plan.schemes), "repairs": list(plan.repairs)}
         line.store.save_file(path.with_name("plan.json"), json.dumps(document, indent=1).encode())
@@ -195,15 +195,15 @@ class Trials:
 
     def measure_file(self, path: Path, split: str) -> Outcome:
         """A file that is no plan of this run, compared with float on one split; not stored."""
-        return evaluate.evaluate(self.target, path, self.exams[split], self.reference(split))
+        return evaluation.evaluate(self.target, path, self.exams[split], self.reference(split))
 
     def measure(self, built: Built, split: str) -> Outcome:
         """The file on the target over one split, compared with float."""
         exam = self.exams[split]
-        key = content_key("evaluate", evaluate.VERSION, self._circumstances(exam), [built.file_key])
+        key = content_key("evaluate", evaluation.VERSION, self._circumstances(exam), [built.file_key])
 
         def compute() -> Outcome:
-            return evaluate.evaluate(self.target, self.store.root / built.path, exam, self.reference(split))
+            return evaluation.evaluate(self.target, self.store.root / built.path, exam, self.reference(split))
 
         return self.line.fact("evaluate", key, Measured | Failed, compute)  # type: ignore[arg-type]
 

@@ -9,11 +9,11 @@ import json
 import math
 from collections.abc import Mapping
 
-from quantsieve.evaluate import Estimate, Failed, Measured
+from quantsieve.evaluation import Estimate, Failed, Measured
 from quantsieve.front import Candidate, is_float
-from quantsieve.report.cautions import cautions
-from quantsieve.report.decisions import Decision, Ranked, decide, rank_prices
-from quantsieve.report.summary import (
+from quantsieve.reports.cautions import cautions
+from quantsieve.reports.decisions import Decision, Ranked, decide, rank_prices
+from quantsieve.reports.summary import (
     Summary,
     disagreement_of,
     failures,

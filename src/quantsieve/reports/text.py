@@ -11,12 +11,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from quantsieve.evaluate import Measured
+from quantsieve.evaluation import Measured
 from quantsieve.front import Candidate, is_float, top_k
-from quantsieve.report import _numbers as numbers
-from quantsieve.report.cautions import cautions
-from quantsieve.report.decisions import Decision, decide
-from quantsieve.report.summary import (
+from quantsieve.reports import _numbers as numbers
+from quantsieve.reports.cautions import cautions
+from quantsieve.reports.decisions import Decision, decide
+from quantsieve.reports.summary import (
     Summary,
     disagreement_of,
     is_baseline,

@@ -2,7 +2,7 @@
 
 import math
 
-from quantsieve.evaluate import Estimate
+from quantsieve.evaluation import Estimate
 from quantsieve.targets.timing import Latency
 
 

@@ -42,8 +42,8 @@ class _Writer:
         self.parts = parts
         self.plan = plan
         self.placement = placement
-        self.values = {v.name: v for node in model.graph for v in node.outputs if v.name}
-        self.values |= {v.name: v for v in [*model.graph.inputs, *model.graph.initializers.values()]}
+        self.values: dict[str, ir.Value] = {v.name: v for node in model.graph for v in node.outputs if v.name}
+        self.values |= {v.name or "": v for v in [*model.graph.inputs, *model.graph.initializers.values()]}
         self.nodes = {node.name or "": node for node in model.graph}
         self.taken = {name for name in self.values if name} | {name for name in self.nodes if name}
         self.shared: dict[tuple[str, bytes], ir.Value] = {}
@@ -163,7 +163,8 @@ class _Writer:
 
     def _constant(self, prefix: str, array: np.ndarray) -> ir.Value:
         name = self._fresh(prefix)
-        tensor = ir.tensor(np.ascontiguousarray(array), name=name)
+        # Not ascontiguousarray: it makes a vector of a scalar, and with [1] for a scale Clip does not fuse.
+        tensor = ir.tensor(np.array(array, order="C"), name=name)
         shape = ir.Shape(array.shape)
         value = ir.Value(name=name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
 
@@ -253,9 +254,9 @@ def _constant_bytes(parts: Ingredients, name: str) -> int:
 
 
 def _node_bytes(op_type: str, num_inputs: int, attributes: dict[str, int]) -> int:
-    return _framed(
-        onnx.helper.make_node(op_type, [_NAME] * num_inputs, [_NAME], _NAME, **attributes).ByteSize()
-    )
+    node = onnx.helper.make_node(op_type, [_NAME] * num_inputs, [_NAME], name=_NAME)
+    node.attribute.extend(onnx.helper.make_attribute(key, value) for key, value in attributes.items())
+    return _framed(node.ByteSize())
 
 
 def _framed(size: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from quantsieve.evaluate import Estimate, Failed, Measured
+from quantsieve.evaluation import Estimate, Failed, Measured
 from quantsieve.front import (
     Candidate,
     Recommendation,
@@ -19,7 +19,7 @@ from quantsieve.front import (
     named,
     size_reduction_kept,
 )
-from quantsieve.report import _numbers as numbers
+from quantsieve.reports import _numbers as numbers
 from quantsieve.targets.timing import Ratio, ratio
 
 VERSION = 1

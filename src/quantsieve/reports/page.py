@@ -9,11 +9,11 @@ from importlib.resources import files
 import jinja2
 
 from quantsieve.front import Candidate, is_float
-from quantsieve.report import _numbers as numbers
-from quantsieve.report._axis import Axis, linear_axis, loss_axis, staircase
-from quantsieve.report.cautions import cautions
-from quantsieve.report.decisions import Decision, decide
-from quantsieve.report.summary import (
+from quantsieve.reports import _numbers as numbers
+from quantsieve.reports._axis import Axis, linear_axis, loss_axis, staircase
+from quantsieve.reports.cautions import cautions
+from quantsieve.reports.decisions import Decision, decide
+from quantsieve.reports.summary import (
     Summary,
     disagreement_of,
     failures,
@@ -34,7 +34,9 @@ def html_page(summary: Summary) -> str:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    template = environment.from_string(files("quantsieve.report").joinpath("page.html.j2").read_text("utf-8"))
+    template = environment.from_string(
+        files("quantsieve.reports").joinpath("page.html.j2").read_text("utf-8")
+    )
     chosen = summary.recommended
     decisions = () if chosen is None else decide(summary, chosen)
     return template.render(

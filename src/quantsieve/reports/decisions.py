@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quantsieve.front import Candidate
-from quantsieve.report import _numbers as numbers
-from quantsieve.report.summary import LayerFacts, Price, Summary
+from quantsieve.reports import _numbers as numbers
+from quantsieve.reports.summary import LayerFacts, Price, Summary
 from quantsieve.schemes import FLOAT
 
 Kind = Literal["quantized", "float by plan", "refused"]

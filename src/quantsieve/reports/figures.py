@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from quantsieve.errors import UsageError
-from quantsieve.evaluate import Estimate
+from quantsieve.evaluation import Estimate
 from quantsieve.front import Candidate, is_float, is_measured
-from quantsieve.report import _numbers as numbers
-from quantsieve.report._axis import Axis, linear_axis, loss_axis, staircase
-from quantsieve.report.summary import Summary, is_baseline, is_end, loss_of
+from quantsieve.reports import _numbers as numbers
+from quantsieve.reports._axis import Axis, linear_axis, loss_axis, staircase
+from quantsieve.reports.summary import Summary, is_baseline, is_end, loss_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

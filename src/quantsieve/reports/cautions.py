@@ -7,8 +7,8 @@ for.
 from dataclasses import dataclass
 
 from quantsieve.front import Candidate, is_float
-from quantsieve.report import _numbers as numbers
-from quantsieve.report.summary import Summary, failures, loss_of, mse_ratio, precision
+from quantsieve.reports import _numbers as numbers
+from quantsieve.reports.summary import Summary, failures, loss_of, mse_ratio, precision
 
 MSE_RATIO = 2.0  # measured over simulated squared error above which a file does not do what was simulated
 
