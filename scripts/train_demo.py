@@ -82,9 +82,7 @@ class Layer:
 class ConvNorm(nn.Sequential):
     """Convolution without bias, BatchNorm and, unless it is a projection, ReLU6."""
 
-    def __init__(
-        self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, clip: bool = True
-    ):
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, clip: bool = True):
         conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
         super().__init__(conv, nn.BatchNorm2d(outputs), nn.ReLU6() if clip else nn.Identity())
 
@@ -266,9 +264,7 @@ def graph_parts(layers: Mapping[str, Layer]) -> Iterator[onnx.NodeProto]:
             group=layer.groups,
         )
         if layer.is_clipped:
-            yield helper.make_node(
-                "Clip", [f"{name}/conv_out", "zero", "six"], [f"{name}/clip_out"], f"{name}/clip"
-            )
+            yield helper.make_node("Clip", [f"{name}/conv_out", "zero", "six"], [f"{name}/clip_out"], f"{name}/clip")
 
     yield from conv("stem", "input")
     x = "stem/clip_out"
@@ -342,9 +338,7 @@ def main() -> None:
     wide = widen(plain, peaks)
     shipped, answers = images[NUM_TRAINING:], labels[NUM_TRAINING:]
     for title, layers in (("trained", plain), ("widened", wide)):
-        print(
-            f"{title}: top-1 {top1(run(layers, shipped)[0], answers):.2f} % on {len(answers)} shipped images"
-        )
+        print(f"{title}: top-1 {top1(run(layers, shipped)[0], answers):.2f} % on {len(answers)} shipped images")
     out.mkdir(parents=True, exist_ok=True)
     (out / "model.onnx").write_bytes(onnx_model(wide).SerializeToString(deterministic=True))
     np.savez_compressed(out / "data.npz", input=shipped, labels=answers)

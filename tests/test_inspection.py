@@ -121,9 +121,7 @@ def test_the_document_is_strict_json_with_a_schema(cnn):
     ids=["grouped conv", "transposed conv", "conv 1d", "matmul", "batched weight", "gemm", "two activations"],
 )  # fmt: skip
 def test_multiply_adds_are_those_of_one_sample(tmp_path, node, input_shape, constants, macs):
-    path = save(
-        tmp_path / "m.onnx", [node], [value("x", input_shape)], [value("y", None)], weights(**constants)
-    )
+    path = save(tmp_path / "m.onnx", [node], [value("x", input_shape)], [value("y", None)], weights(**constants))
     assert inspect(path).layers[0].macs == macs
 
 

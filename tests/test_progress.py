@@ -32,9 +32,7 @@ def test_a_line_is_printed_when_a_stage_begins_and_then_now_and_then():
     ]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "1 s"), (59.4, "59 s"), (90, "2 min"), (3700, "1 h 2 min")]
-)
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "1 s"), (59.4, "59 s"), (90, "2 min"), (3700, "1 h 2 min")])
 def test_the_time_left_is_short(seconds, text):
     assert time_left(seconds) == text
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-
 from benchmarks.quality.accounting import cpu_seconds
 from benchmarks.quality.records import Entry, Method
 from benchmarks.quality.zoo import THREADS, ZooModel, ort_run
+
 from quantsieve import schemes
 from quantsieve.calibrate import calibrate
 from quantsieve.data import batches
@@ -24,9 +24,9 @@ from quantsieve.model.load import load_model
 from quantsieve.model.prepare import prepare
 from quantsieve.model.units import Layer, find_structure
 from quantsieve.plan import Options, Plan, find_options, full_plan
-from quantsieve.writing import Ingredients, write_plan
 from quantsieve.targets.ort import OrtCpu
 from quantsieve.weights import NO_CORRECTIONS
+from quantsieve.writing import Ingredients, write_plan
 
 SCHEMES = ("int8", "int8-channel")
 _CALIBRATION_BATCH = 8
@@ -99,9 +99,7 @@ def open_workshop(model: ZooModel) -> Workshop:
         {scheme.name: scheme for scheme in chosen},
         "u8" if saturation.saturates and not saturation.u8_saturates else "s8",
     )
-    return Workshop(
-        model, ingredients, find_options(graph, structure, calibration, chosen), cpu_seconds() - start
-    )
+    return Workshop(model, ingredients, find_options(graph, structure, calibration, chosen), cpu_seconds() - start)
 
 
 def measure(workshop: Workshop, plan: Plan, origin: str, folder: Path) -> Entry:
@@ -119,8 +117,7 @@ def keep_float(workshop: Workshop, side: str, scheme: str, folder: Path, most: i
     make = workshop.first if side == "first" else workshop.last
     num_weighted = sum(layer.weight is not None for layer in workshop.layers)
     entries = [
-        measure(workshop, make(k, scheme), f"{side} {k} float", folder)
-        for k in (0, *spread(num_weighted, most))
+        measure(workshop, make(k, scheme), f"{side} {k} float", folder) for k in (0, *spread(num_weighted, most))
     ]
     notes = ("CPU seconds include the evaluation of the final samples", "no ranking, no search samples")
     return Method(tuple(entries), cpu_seconds() - start + workshop.cpu_s, len(entries), notes)

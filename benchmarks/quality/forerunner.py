@@ -18,6 +18,9 @@ from typing import Literal
 import numpy as np
 import onnx
 import onnxruntime
+from benchmarks.quality.accounting import cpu_seconds
+from benchmarks.quality.records import Entry, Method
+from benchmarks.quality.zoo import SEED, THREADS, Run, ZooModel, labels_of
 from onnxruntime.quantization import (
     CalibrationDataReader,
     CalibrationMethod,
@@ -34,16 +37,11 @@ from onnxruntime.quantization.qdq_loss_debug import (
 from onnxruntime.quantization.registry import QDQRegistry
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from benchmarks.quality.accounting import cpu_seconds
-from benchmarks.quality.records import Entry, Method
-from benchmarks.quality.zoo import SEED, THREADS, Run, ZooModel, labels_of
 from quantsieve.data import Samples
 
 Direction = Literal["as published", "repaired"]
 DIRECTIONS: tuple[Direction, ...] = ("as published", "repaired")
-NUM_RANKING = (
-    32  # collect_activations keeps every tensor of every sample: 4.9 GB for efficientnet_lite0 at 224
-)
+NUM_RANKING = 32  # collect_activations keeps every tensor of every sample: 4.9 GB for efficientnet_lite0 at 224
 NUM_CALIBRATION = 50
 NUM_EVALUATION = 300  # drawn anew, with replacement, for each model: as the tool does
 CPU_LIMIT_S = 120.0
@@ -196,17 +194,13 @@ def _quantize(model: ZooModel, source: Path, path: Path, per_channel: bool, floa
     )
 
 
-def _activations(
-    path: Path, model: ZooModel, chosen: np.ndarray, folder: Path
-) -> dict[str, list[np.ndarray]]:
+def _activations(path: Path, model: ZooModel, chosen: np.ndarray, folder: Path) -> dict[str, list[np.ndarray]]:
     augmented = folder / f"augmented-{path.name}"
     modify_model_output_intermediate_tensors(path, augmented)
     return collect_activations(str(augmented), _Reader(model.calibration, chosen))
 
 
-def _search_disagreement(
-    model: ZooModel, ranking: Ranking, path: Path, generator: np.random.Generator
-) -> float:
+def _search_disagreement(model: ZooModel, ranking: Ranking, path: Path, generator: np.random.Generator) -> float:
     drawn = generator.integers(len(model.search), size=NUM_EVALUATION)
     labels = labels_of(_session(path), model.evaluation, model.search[drawn], 1)
     return float(np.mean(labels != ranking.float_labels[drawn]))

@@ -73,9 +73,7 @@ def replicates(points: Sequence[Point], base: Base, *, rounds: int = ROUNDS, see
     _check(points, base)
     full = base.full_int8
     num_samples = len(full.agreement)
-    drawn = np.random.default_rng(seed).multinomial(
-        num_samples, np.full(num_samples, 1 / num_samples), size=rounds
-    )
+    drawn = np.random.default_rng(seed).multinomial(num_samples, np.full(num_samples, 1 / num_samples), size=rounds)
     losses = np.stack([1 - np.asarray(p.agreement, np.float64) for p in (full, *points)], axis=1)
     resampled = drawn @ losses / num_samples
     limits = resampled[:, 0]

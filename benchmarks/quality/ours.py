@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from benchmarks.quality.accounting import cpu_seconds, run_counted
 from benchmarks.quality.records import Entry, Method, entry_from, entry_json
 from benchmarks.quality.zoo import SEED, THREADS, ZooModel, open_model
+
 from quantsieve.errors import InputError
 from quantsieve.evaluation import Measured
 
@@ -36,9 +36,7 @@ def tune_counted(model: ZooModel, zoo: Path, schemes: Sequence[str]) -> Method:
     return Method(entries, cpu_s - document["uncounted_s"], document["num_measured"], notes)
 
 
-def size_reduction_kept(
-    model: ZooModel, zoo: Path, schemes: Sequence[str], max_drop: float
-) -> dict[str, Any]:
+def size_reduction_kept(model: ZooModel, zoo: Path, schemes: Sequence[str], max_drop: float) -> dict[str, Any]:
     """The recommended model for a budget on label agreement: what it keeps, its disagreement, its origin."""
     extra = ["--metric", "agreement", "--max-drop", str(max_drop)]
     return _tune_elsewhere(model, zoo, schemes, extra)[0]["recommended"]
@@ -104,8 +102,7 @@ def _document(result: Any, model: ZooModel) -> dict[str, Any]:
     measured = [
         found
         for found in result.candidates
-        if found.origin != _FLOAT
-        and (isinstance(found.search, Measured) or isinstance(found.final, Measured))
+        if found.origin != _FLOAT and (isinstance(found.search, Measured) or isinstance(found.final, Measured))
     ]
     return {
         "entries": [entry_json(_entry(found)) for found in quantized],

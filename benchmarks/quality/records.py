@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from benchmarks.quality.fraction import Base, Point
 
 SCHEMA = 1
@@ -24,9 +23,7 @@ class Entry:
     predicted_mse: float | None = None
     simulated_mse: float | None = None
     measured_mse: float | None = None
-    default_disagreement: float | None = (
-        None  # forerunner only: without the guards of `forerunner.final_session`
-    )
+    default_disagreement: float | None = None  # forerunner only: without the guards of `forerunner.final_session`
 
     @property
     def point(self) -> Point:

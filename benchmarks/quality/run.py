@@ -12,6 +12,7 @@ from benchmarks.quality.baselines import Workshop
 from benchmarks.quality.records import Entry, Method, Row, load_row, row_path, save_row
 from benchmarks.quality.table import OURS, markdown
 from benchmarks.quality.zoo import DEFAULT_ZOO, MODELS, THREADS, ZooModel, open_model
+
 from quantsieve.errors import QuantsieveError
 from quantsieve.targets.ort import OrtCpu
 
@@ -33,9 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         for name in [] if options.table else options.models:
             _measure_model(name, options)
-        rows = [
-            row for name in MODELS for kind in KINDS if (row := load_row(options.out, name, kind)) is not None
-        ]
+        rows = [row for name in MODELS for kind in KINDS if (row := load_row(options.out, name, kind)) is not None]
     except QuantsieveError as error:
         sys.exit(str(error))
     text = markdown(rows)
@@ -46,22 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
-    parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=MODELS, metavar="MODEL", help=", ".join(MODELS)
-    )
-    parser.add_argument(
-        "--kinds", nargs="+", choices=tuple(KINDS), default=tuple(KINDS), help="which schemes"
-    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=tuple(KINDS), help="which schemes")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="methods to measure anew")
     parser.add_argument("--zoo", type=Path, default=DEFAULT_ZOO, help="folder of the trained models")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument(
-        "--cpu-limit", type=float, default=forerunner.CPU_LIMIT_S, help="of each forerunner, seconds"
-    )
+    parser.add_argument("--cpu-limit", type=float, default=forerunner.CPU_LIMIT_S, help="of each forerunner, seconds")
     parser.add_argument("--table", action="store_true", help="only print the table of the results")
-    parser.add_argument(
-        "--recommend", action="store_true", help="only the recommended models for a budget of 2 %%"
-    )
+    parser.add_argument("--recommend", action="store_true", help="only the recommended models for a budget of 2 %%")
     return parser
 
 

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import spearmanr
-
 from benchmarks.quality.fraction import Share, fraction, lead, share
 from benchmarks.quality.records import Entry, Method, Row
+from scipy.stats import spearmanr
 
 OURS = "ours"
 BASELINES = ("first k", "last k", "forerunner, as published", "forerunner, repaired")
@@ -78,9 +77,7 @@ def verdicts(rows: Sequence[Row]) -> tuple[Verdict, ...]:
         above += gap.value > 0
         name = f"{row.model}, {row.kind}"
         shown = f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] against {best}"
-        found.append(
-            Verdict(f"{name}: at least the best baseline, within the interval", gap.high >= 0, shown)
-        )
+        found.append(Verdict(f"{name}: at least the best baseline, within the interval", gap.high >= 0, shown))
         wanted = DEMANDED.get((row.model, row.kind))
         if wanted is not None:
             value = fraction(_points(row, OURS), row.base)
@@ -240,8 +237,6 @@ def _median(values: np.ndarray) -> float | None:
 
 def _rank(entries: Sequence[Entry]) -> float | None:
     pairs = [
-        (e.predicted_mse, e.measured_mse)
-        for e in entries
-        if e.predicted_mse is not None and e.measured_mse is not None
+        (e.predicted_mse, e.measured_mse) for e in entries if e.predicted_mse is not None and e.measured_mse is not None
     ]
     return float(spearmanr(*zip(*pairs, strict=True)).statistic) if len(pairs) >= 3 else None

@@ -85,9 +85,7 @@ def run(program: click.Group, arguments: Sequence[str]) -> int:
     except OSError as error:  # stdout on a full disk, a folder without permission
         if debug:
             traceback.print_exc()
-        say(
-            f"The system refused: {error}. What was finished is kept; repeat the command when that is mended."
-        )
+        say(f"The system refused: {error}. What was finished is kept; repeat the command when that is mended.")
         _close_stdout()
         return FAILED
     except Exception as error:

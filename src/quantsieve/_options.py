@@ -36,9 +36,7 @@ class Names(click.ParamType):
 
     name = "names"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         if isinstance(value, tuple):
             return value
         names = tuple(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
@@ -109,9 +107,7 @@ class Output:
     debug: bool
 
 
-def _group(
-    name: str, kind: type, options: Sequence[Callable[[Command], Command]]
-) -> Callable[[Command], Command]:
+def _group(name: str, kind: type, options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
     """A decorator that adds the options to a command and hands their values on as one `kind` named `name`."""
     keys = [field.name for field in dataclasses.fields(kind)]
 
@@ -121,7 +117,10 @@ def _group(
             own = {key: values.pop(key) for key in keys}
             return command(**values, **{name: kind(**own)})
 
-        return functools.reduce(lambda inner, option: option(inner), reversed(options), collected)
+        command_with_options: Command = collected
+        for option in reversed(options):
+            command_with_options = option(command_with_options)
+        return command_with_options
 
     return decorate
 
@@ -130,9 +129,7 @@ source_options = _group(
     "source",
     Source,
     (
-        click.option(
-            "--data", metavar="PATH", help="Samples: a folder of images, .npz or .npy.", show_default="none"
-        ),
+        click.option("--data", metavar="PATH", help="Samples: a folder of images, .npz or .npy.", show_default="none"),
         click.option(
             "--calibration-data",
             metavar="PATH",
@@ -171,9 +168,7 @@ image_options = _group(
             show_default="none",
         ),
         click.option("--layout", metavar="nchw|nhwc", help="Order of axes.", show_default="from the input"),
-        click.option(
-            "--color", metavar="rgb|bgr|gray", help="Order of channels.", show_default="from the input"
-        ),
+        click.option("--color", metavar="rgb|bgr|gray", help="Order of channels.", show_default="from the input"),
         click.option(
             "--interpolation",
             metavar="nearest|bilinear|bicubic",
@@ -242,9 +237,7 @@ search_options = _group(
             default=0.01,
             help="Largest acceptable loss of the metric, absolute: 0.01 is one point of 100.",
         ),
-        click.option(
-            "--confident", is_flag=True, help="Let the unfavourable end of the interval meet --max-drop."
-        ),
+        click.option("--confident", is_flag=True, help="Let the unfavourable end of the interval meet --max-drop."),
         workers_option,
         click.option(
             "--timeout",

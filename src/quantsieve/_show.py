@@ -65,9 +65,8 @@ def path(kind: str, written: Path, output: Output) -> None:
 
 def interrupted(run: Path) -> None:
     """On stderr: the best so far, and how to go on."""
-    say(
-        f"interrupted; {_best_so_far(run)}. What was finished is kept in {run}: the same command goes on from there."
-    )
+    best = _best_so_far(run)
+    say(f"interrupted; {best}. What was finished is kept in {run}: the same command goes on from there.")
 
 
 def _best_so_far(run: Path) -> str:

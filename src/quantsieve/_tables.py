@@ -99,8 +99,7 @@ def print_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequ
         )
     for row in rows:
         cells = [
-            shorten(cell, max(10, spare)) if column.shrinks else cell
-            for cell, column in zip(row, columns, strict=True)
+            shorten(cell, max(10, spare)) if column.shrinks else cell for cell, column in zip(row, columns, strict=True)
         ]
         table.add_row(*map(Text, cells))
     with console.capture() as captured:
@@ -214,8 +213,8 @@ def show_scan(console: Console, found: "ScanResult") -> None:
         console.print(Text("No layer of this model can be quantized."))
     if found.refusals:
         console.print(Text("\nThese layers stay float:"))
-        columns = (Column("layer", shrinks=True), Column("reason"))
-        print_table(console, columns, [(plain(k), plain(v)) for k, v in found.refusals.items()])
+        reasons = [(plain(layer), plain(reason)) for layer, reason in found.refusals.items()]
+        print_table(console, (Column("layer", shrinks=True), Column("reason")), reasons)
     print_notes(console, found.notes)
 
 
@@ -229,10 +228,7 @@ def show_evaluation(console: Console, found: "EvaluationResult") -> None:
         Column("label differs", right=True),
         Column("SQNR dB", right=True),
     )
-    rows = [
-        (plain(path), num_bytes(found.sizes[path]), *_figures(outcome))
-        for path, outcome in found.outcomes.items()
-    ]
+    rows = [(plain(path), num_bytes(found.sizes[path]), *_figures(outcome)) for path, outcome in found.outcomes.items()]
     print_table(console, columns, rows)
     console.print(Text(f"\nAgainst the float model on the same {found.num_samples} samples."))
     for path, outcome in found.outcomes.items():

@@ -25,6 +25,7 @@ from quantsieve.plan import BIAS, Options, Plan, check_plan, full_plan
 from quantsieve.reports.document import front_json, report_json
 from quantsieve.reports.page import html_page
 from quantsieve.reports.summary import Price, Summary
+from quantsieve.run._atomic import make_folder, write_file
 from quantsieve.run.executor import Search, layer_prices
 from quantsieve.run.keys import content_key, model_key
 from quantsieve.run.line import Line, Sources, input_specs
@@ -156,9 +157,7 @@ def tune(
     max_drop: largest acceptable loss of the score, absolute. timeout: seconds. Raises QuantsieveError.
     Ctrl-C (KeyboardInterrupt) is passed on once the report of what is there has been written.
     """
-    settings = Settings(
-        tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples
-    )
+    settings = Settings(tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples)
     limits = Limits(max_drop, confident, timeout, max_trials, workers, limit_s)
     deadline = Deadline(timeout)
     path = Path(model)
@@ -298,19 +297,22 @@ def report(run: str | os.PathLike[str], *, top_k: int | None = None) -> TuneResu
     if top_k is not None and top_k < 1:
         raise UsageError("a top-k of at least 1", str(top_k), "Give a larger one.")
     folder = Path(run)
-    store = Store.read(folder)
-    summary = store.load("summary", _SUMMARY, Summary)
+    summary = Store.read(folder).load("summary", _SUMMARY, Summary)
     if summary is None:
         raise RunFolderError(
             "a run folder with results", f"none in {folder}", "Run `quantsieve tune` with this folder first."
         )
-    names = ("report.json", "front.json", "report.html")
-    return TuneResult(summary, folder, tuple(folder / "report" / name for name in names))
+    files = []
+    for name, text in _report_texts(summary).items():
+        path = folder / "report" / name
+        if not path.is_file() or path.read_bytes() != text.encode():  # a folder only to be read stays untouched
+            make_folder(path.parent)
+            write_file(path, text.encode())
+        files.append(path)
+    return TuneResult(summary, folder, tuple(files))
 
 
-def export(
-    run: str | os.PathLike[str], output: str | os.PathLike[str], *, candidate: str = "recommended"
-) -> Path:
+def export(run: str | os.PathLike[str], output: str | os.PathLike[str], *, candidate: str = "recommended") -> Path:
     """Copy a model out of a run folder. candidate: an id, or recommended, smallest, fastest, 'best quality'."""
     found = report(run)
     names = named(found.candidates, found.recommendation.id)
@@ -344,9 +346,7 @@ def _open(
     inputs = input_specs(load_model(path))
     if (data is None) == (synthetic is None):
         found = "both" if data is not None else "neither"
-        raise UsageError(
-            "either data or a number of synthetic samples", found, "Give --data, or --synthetic N."
-        )
+        raise UsageError("either data or a number of synthetic samples", found, "Give --data, or --synthetic N.")
     if synthetic is not None:
         return Sources(SyntheticSamples(inputs, synthetic, seed), None, True)
 
@@ -366,7 +366,8 @@ def _line(
         "calibration_data": None if sources.calibration is None else sources.calibration.fingerprint(),
     }
     with (
-        Store.open(folder, run_spec(settings, keys)) as store,
+        # Absolute: the store tells its own paths from relative ones by the folder that they begin with.
+        Store.open(folder.absolute(), run_spec(settings, keys)) as store,
         Isolated(OrtCpu(threads=settings.threads), timeout_s=limits.limit_s) as target,
     ):
         yield Line(store, path, sources, settings, target, limits.workers, progress or Silent())
@@ -378,9 +379,7 @@ def _scratch() -> Iterator[Path]:
         yield Path(folder) / "run"
 
 
-def _read_plan(
-    plan: str | os.PathLike[str] | Mapping[str, str], options: Options, repairs: tuple[str, ...]
-) -> Plan:
+def _read_plan(plan: str | os.PathLike[str] | Mapping[str, str], options: Options, repairs: tuple[str, ...]) -> Plan:
     if isinstance(plan, Mapping):
         return Plan(dict(plan), repairs)
     if str(plan) == FLOAT:
@@ -410,13 +409,18 @@ def _read_plan(
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
-def _write_report(store: Store, summary: Summary) -> tuple[Path, ...]:
-    written = {
+def _report_texts(summary: Summary) -> dict[str, str]:
+    """The files of the report by name."""
+    return {
         "report.json": report_json(summary),
         "front.json": front_json(summary),
         "report.html": html_page(summary),
     }
-    return tuple(store.save_file(f"report/{name}", text.encode()) for name, text in written.items())
+
+
+def _write_report(store: Store, summary: Summary) -> tuple[Path, ...]:
+    texts = _report_texts(summary)
+    return tuple(store.save_file(f"report/{name}", text.encode()) for name, text in texts.items())
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -424,18 +428,14 @@ def _copy(source: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
     except OSError as error:
-        raise InputError(
-            "a place to write the model", f"{target}: {error}", "Choose another output."
-        ) from error
+        raise InputError("a place to write the model", f"{target}: {error}", "Choose another output.") from error
 
 
 def _write_text(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(
-            "a place to write the result", f"{path}: {error}", "Choose another output."
-        ) from error
+        raise InputError("a place to write the result", f"{path}: {error}", "Choose another output.") from error
 
 
 def _outcome(path: str, found: Measured | Failed, size: int) -> dict[str, object]:

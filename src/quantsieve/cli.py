@@ -48,9 +48,7 @@ def program() -> None:
 
 @program.command()
 @click.argument("model")
-@click.option(
-    "-o", "--output", "run", metavar="RUN", help="Run folder.", show_default="quantsieve-run-<MODEL>"
-)
+@click.option("-o", "--output", "run", metavar="RUN", help="Run folder.", show_default="quantsieve-run-<MODEL>")
 @opt.source_options
 @opt.image_options
 @opt.search_options
@@ -181,9 +179,7 @@ def scan(
     default="int8",
     help="A plan.json, float, or a scheme for every layer that can have it.",
 )
-@click.option(
-    "-o", "--output", "path", metavar="FILE", help="The new model.", show_default="<MODEL>-quantized.onnx"
-)
+@click.option("-o", "--output", "path", metavar="FILE", help="The new model.", show_default="<MODEL>-quantized.onnx")
 @opt.source_options
 @opt.image_options
 @opt.writing_options
@@ -270,9 +266,7 @@ def evaluate(
 
 @program.command()
 @click.argument("run")
-@click.option(
-    "--top-k", type=click.IntRange(min=1), metavar="K", help="Only the K best.", show_default="the report"
-)
+@click.option("--top-k", type=click.IntRange(min=1), metavar="K", help="Only the K best.", show_default="the report")
 @opt.output_options
 def report(run: str, top_k: int | None, output: opt.Output) -> None:
     """Show the results in the run folder RUN and write them again."""

@@ -164,9 +164,7 @@ def _sqnr(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]
 
 def _bad_samples(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
     rows = [
-        ~np.isfinite(a).reshape(a.shape[0], -1).all(axis=1)
-        for a in outputs.values()
-        if a.dtype.kind == "f" and a.ndim
+        ~np.isfinite(a).reshape(a.shape[0], -1).all(axis=1) for a in outputs.values() if a.dtype.kind == "f" and a.ndim
     ]
     return np.logical_or.reduce(rows) if rows else np.zeros(0, bool)
 
@@ -187,9 +185,7 @@ def _stack(arrays: Sequence[np.ndarray]) -> np.ndarray:
     if len({a.shape[1:] for a in arrays}) == 1:
         return np.concatenate(arrays)
     widest = [max(a.shape[axis] for a in arrays) for axis in range(1, arrays[0].ndim)]
-    padded = [
-        np.pad(a, [(0, 0), *((0, w - n) for w, n in zip(widest, a.shape[1:], strict=True))]) for a in arrays
-    ]
+    padded = [np.pad(a, [(0, 0), *((0, w - n) for w, n in zip(widest, a.shape[1:], strict=True))]) for a in arrays]
     return np.concatenate(padded)
 
 
@@ -198,9 +194,7 @@ def wilson(count: float, total: int) -> Estimate:
     share = count / total
     centre = (share + _Z95**2 / (2 * total)) / (1 + _Z95**2 / total)
     half = _Z95 / (1 + _Z95**2 / total) * np.sqrt(share * (1 - share) / total + _Z95**2 / (4 * total**2))
-    return Estimate(
-        share, float(max(0.0, min(share, centre - half))), float(min(1.0, max(share, centre + half)))
-    )
+    return Estimate(share, float(max(0.0, min(share, centre - half))), float(min(1.0, max(share, centre + half))))
 
 
 def paired_loss(differences: np.ndarray) -> Estimate:

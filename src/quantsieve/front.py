@@ -120,9 +120,7 @@ def named(candidates: Iterable[Candidate], recommended: str | None = None) -> di
     best: dict[str, Candidate | None] = {
         "best quality": min((c for c in measured if not is_float(c)), key=_by_quality, default=None),
         "smallest": min(front, key=_order, default=None),
-        "fastest": min(
-            (c for c in front if c.latency), key=lambda c: (_median(c), *_by_quality(c)), default=None
-        ),
+        "fastest": min((c for c in front if c.latency), key=lambda c: (_median(c), *_by_quality(c)), default=None),
     }
     names = {} if recommended is None else {"recommended": recommended}
     return names | {name: found.id for name, found in best.items() if found is not None}
@@ -191,9 +189,7 @@ def _compare_speed(a: Candidate, b: Candidate) -> int:
     if a.latency is None or b.latency is None:
         return (a.latency is None) - (b.latency is None)
     sign = _compare(a.latency.median_ms, b.latency.median_ms)
-    if not a.latency_ms or len(a.latency_ms) != len(
-        b.latency_ms
-    ):  # not of the same rounds: intervals must part
+    if not a.latency_ms or len(a.latency_ms) != len(b.latency_ms):  # not of the same rounds: intervals must part
         overlap = a.latency.low_ms <= b.latency.high_ms and b.latency.low_ms <= a.latency.high_ms
         return 0 if overlap else sign
     if is_tie(a.latency_ms, b.latency_ms):

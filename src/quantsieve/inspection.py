@@ -35,9 +35,7 @@ class LayerFacts:
     num_params: int  # elements of its constants of rank 1 or more; shapes, axes and indices do not count
     weight_bytes: int  # of the same constants
     output_shape: tuple[int | None, ...] | None  # None: a dimension, or the rank, known only when it runs
-    macs: (
-        int | None
-    )  # multiply-adds of one sample; None where a dimension is unknown or the operator is no product
+    macs: int | None  # multiply-adds of one sample; None where a dimension is unknown or the operator is no product
     schemes: tuple[str, ...]  # that it can have besides float
     refusal: str | None  # why it can have none
 

@@ -57,9 +57,7 @@ class Placement:
     @property
     def roots(self) -> tuple[str, ...]:
         """Every tensor that is rounded somewhere."""
-        return tuple(
-            dict.fromkeys([*self.outputs, *(root for pairs in self.reads.values() for _, root in pairs)])
-        )
+        return tuple(dict.fromkeys([*self.outputs, *(root for pairs in self.reads.values() for _, root in pairs)]))
 
 
 def place(graph: Graph, structure: Structure, plan: Plan) -> Placement:
@@ -96,9 +94,7 @@ class Options:
     refusals: Mapping[str, str]
 
 
-def find_options(
-    graph: Graph, structure: Structure, calibration: Calibration, schemes: Sequence[Scheme]
-) -> Options:
+def find_options(graph: Graph, structure: Structure, calibration: Calibration, schemes: Sequence[Scheme]) -> Options:
     """What each layer may be given. A layer without weights gets the first scheme that takes it: they round alike."""
     allowed: dict[str, tuple[str, ...]] = {}
     refusals: dict[str, str] = {}

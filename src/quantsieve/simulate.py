@@ -28,8 +28,7 @@ class Simulation:
         }
         self.outputs = {root: parts.affine(root) for root in placement.outputs}
         self.reads: Mapping[str, Mapping[str, Affine]] = {
-            layer: {name: parts.affine(root) for name, root in pairs}
-            for layer, pairs in placement.reads.items()
+            layer: {name: parts.affine(root) for name, root in pairs} for layer, pairs in placement.reads.items()
         }
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Values:
@@ -37,9 +36,7 @@ class Simulation:
         values = self._executor.feed_values(feeds)
         for index, layer in enumerate(self._executor.steps):
             name = layer.name if layer is not None else ""
-            self._executor.run_step(
-                index, values, self._weights.get(name), self.reads.get(name, {}), self.outputs
-            )
+            self._executor.run_step(index, values, self._weights.get(name), self.reads.get(name, {}), self.outputs)
         return values
 
 

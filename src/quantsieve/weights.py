@@ -49,12 +49,8 @@ def correct_biases(
             if scheme.name not in options.schemes.get(layer.name, ()):
                 continue
             weight, _ = constants(executor.graph, layer)
-            rounded = integers(
-                executor.graph, layer, scheme, calibration, NO_CORRECTIONS
-            ).weight.dequantized()
-            shifts[scheme.name][layer.name] = channel_means(
-                executor.core_output(layer, mean, rounded - weight), layer
-            )
+            rounded = integers(executor.graph, layer, scheme, calibration, NO_CORRECTIONS).weight.dequantized()
+            shifts[scheme.name][layer.name] = channel_means(executor.core_output(layer, mean, rounded - weight), layer)
     return Corrections(shifts)
 
 

@@ -18,9 +18,7 @@ from quantsieve.targets.isolation import Isolated
 FEEDS = {"x": np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)}
 
 
-@pytest.fixture(
-    scope="module", params=[(n, w) for n in targets.names() for w in ("bare", "isolated")], ids="-".join
-)
+@pytest.fixture(scope="module", params=[(n, w) for n in targets.names() for w in ("bare", "isolated")], ids="-".join)
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     name, wrapping = request.param
     bare = targets.get(name)
@@ -134,9 +132,7 @@ def test_its_latency_has_one_positive_time_a_round_for_each_path(target: Target,
     assert all(ms > 0 for each in times for ms in each)
 
 
-def test_its_audit_names_the_models_nodes_and_finds_no_integers_in_a_float_model(
-    target: Target, model: Path
-) -> None:
+def test_its_audit_names_the_models_nodes_and_finds_no_integers_in_a_float_model(target: Target, model: Path) -> None:
     audit = target.audit(model)
     assert [name for name, _ in audit.ran] == ["gemm", "relu"]
     assert audit.precision(["gemm", "relu"]) == "float"

@@ -36,9 +36,7 @@ def test_an_npy_feeds_the_only_input_of_a_model(tmp_path):
 
 def test_an_npy_is_refused_for_a_model_with_two_inputs(tmp_path):
     np.save(tmp_path / "x.npy", ids())
-    with pytest.raises(
-        InputError, match=r"npz file with arrays for the inputs 'input_ids', 'attention_mask'"
-    ):
+    with pytest.raises(InputError, match=r"npz file with arrays for the inputs 'input_ids', 'attention_mask'"):
         open_samples(tmp_path / "x.npy", [IDS, MASK])
 
 
@@ -80,9 +78,7 @@ def test_labels_that_are_no_class_numbers_are_refused(labels, message):
 
 
 def test_a_wrong_name_is_refused_with_the_nearest_one():
-    with pytest.raises(
-        InputError, match=r"Expected arrays named 'input_ids', found 'inputs_id'.*mean 'input_ids'"
-    ):
+    with pytest.raises(InputError, match=r"Expected arrays named 'input_ids', found 'inputs_id'.*mean 'input_ids'"):
         from_arrays({"inputs_id": ids()}, [IDS])
 
 

@@ -187,10 +187,7 @@ def test_resizing_that_nobody_asked_for_is_told(tmp_path, save_image, image_spec
     save_image(tmp_path / "a.png", height=8, width=6)
     assert not any("resized" in note for note in open_samples(tmp_path, [image_spec]).notes)
     save_image(tmp_path / "b.png", height=9, width=6)
-    assert (
-        "1 of 2 images resized to 8x6, the size that the model takes"
-        in open_samples(tmp_path, [image_spec]).notes
-    )
+    assert "1 of 2 images resized to 8x6, the size that the model takes" in open_samples(tmp_path, [image_spec]).notes
 
 
 def test_resizing_that_was_asked_for_is_not_told(tmp_path, save_image, image_spec):
@@ -215,9 +212,7 @@ def test_the_preprocessing_in_use_says_what_the_model_settled(class_folders, ima
     assert (used.layout, used.color, used.resize) == ("nchw", "rgb", (8, 6))
 
 
-def test_the_fingerprint_follows_content_labels_and_preprocessing_but_not_paths(
-    tmp_path, save_image, image_spec
-):
+def test_the_fingerprint_follows_content_labels_and_preprocessing_but_not_paths(tmp_path, save_image, image_spec):
     def fingerprint(folder, **options):
         return open_samples(tmp_path / folder, [image_spec], **options).fingerprint()
 

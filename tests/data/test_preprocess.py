@@ -170,9 +170,7 @@ def test_the_interpolation_is_the_one_asked_for():
     picture = image(8, 8)
     sampled = Preprocess(resize=(4, 4), interpolation="nearest").apply(picture, NCHW)
     assert set(np.unique(sampled)) <= set(np.unique(np.asarray(picture)))
-    kinds = [
-        Preprocess(resize=(5, 5), interpolation=name).apply(picture, NCHW) for name in ("bilinear", "bicubic")
-    ]
+    kinds = [Preprocess(resize=(5, 5), interpolation=name).apply(picture, NCHW) for name in ("bilinear", "bicubic")]
     assert not np.array_equal(*kinds)
 
 

@@ -123,9 +123,7 @@ def test_every_field_of_the_documents_is_described_in_the_schema_page():
         candidate["plan"], candidate["precision"] = {}, {**(candidate["precision"] or {}), "differing": {}}
     report["named"] = {}
     keys = keys_of(report) | keys_of(read(front_json(summary)))
-    assert not {
-        key for key in keys if f"`{key}" not in page and f".{key}`" not in page and f'"{key}"' not in page
-    }
+    assert not {key for key in keys if f"`{key}" not in page and f".{key}`" not in page and f'"{key}"' not in page}
 
 
 def test_a_summary_survives_the_run_folder():

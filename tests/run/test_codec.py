@@ -72,10 +72,7 @@ class Everything:
 
 
 ARRAYS = npst.arrays(
-    npst.boolean_dtypes()
-    | npst.integer_dtypes(endianness="?")
-    | npst.floating_dtypes()
-    | npst.complex_number_dtypes(),
+    npst.boolean_dtypes() | npst.integer_dtypes(endianness="?") | npst.floating_dtypes() | npst.complex_number_dtypes(),
     npst.array_shapes(min_dims=0, min_side=0, max_side=3),
 )
 OUTCOMES = st.builds(Measured, st.floats(), ARRAYS) | st.builds(Failed, st.text())
@@ -120,11 +117,7 @@ def same(first: object, second: object) -> bool:
     if type(first) is not type(second):
         return False
     if isinstance(first, np.ndarray):
-        return (
-            first.dtype == second.dtype
-            and first.shape == second.shape
-            and first.tobytes() == second.tobytes()
-        )
+        return first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
     if is_dataclass(first):
         return all(same(getattr(first, f.name), getattr(second, f.name)) for f in fields(first))
     if isinstance(first, tuple):

@@ -70,8 +70,6 @@ def test_threads_do_not_mix_their_lines(tmp_path):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 def test_a_full_disk_is_told_in_three_parts(tmp_path):
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
-    with pytest.raises(
-        RunFolderError, match=r"Expected room .*, found No space left .*\. Free some space"
-    ) as caught:
+    with pytest.raises(RunFolderError, match=r"Expected room .*, found No space left .*\. Free some space") as caught:
         Events(tmp_path / "events.jsonl", lambda: 0.0).append("a", "b")
     assert caught.value.__cause__.errno == errno.ENOSPC

@@ -23,9 +23,7 @@ time.sleep(60)
 
 
 def holder(folder: Path, mode: str = "alone") -> tuple[subprocess.Popen, str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder), mode], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), mode], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
 

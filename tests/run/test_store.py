@@ -179,9 +179,7 @@ def test_many_differences_are_counted(tmp_path):
         Store.open(tmp_path, {f"s{i:02}": 1 for i in range(20)})
 
 
-@pytest.mark.parametrize(
-    "broken", [b"", b'{"model": "m', b"[]", None], ids=["empty", "cut off", "list", "missing"]
-)
+@pytest.mark.parametrize("broken", [b"", b'{"model": "m', b"[]", None], ids=["empty", "cut off", "list", "missing"])
 def test_a_broken_spec_is_rewritten_as_long_as_there_are_no_results(tmp_path, broken):
     def damage() -> None:
         path = tmp_path / "spec.json"

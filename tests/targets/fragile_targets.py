@@ -49,9 +49,7 @@ class Fragile:
             raise Unpicklable
         return OrtCpu().load(path)
 
-    def latency(
-        self, paths: Sequence[Path], feeds: Sequence[Feeds], timing: Timing
-    ) -> tuple[tuple[float, ...], ...]:
+    def latency(self, paths: Sequence[Path], feeds: Sequence[Feeds], timing: Timing) -> tuple[tuple[float, ...], ...]:
         return OrtCpu().latency(paths, feeds, timing)
 
     def audit(self, path: Path) -> Audit:

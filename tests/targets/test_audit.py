@@ -37,9 +37,7 @@ def test_a_float_layer_that_onnxruntime_quantizes_at_load_is_seen(
 
 
 @pytest.mark.parametrize("guard", [None, "Sum"])
-def test_what_the_audit_says_of_the_float_layer_shows_in_the_outputs(
-    tmp_path: Path, guard: str | None
-) -> None:
+def test_what_the_audit_says_of_the_float_layer_shows_in_the_outputs(tmp_path: Path, guard: str | None) -> None:
     # The differential test behind the one above: quantized weights move the output, guarded ones do not.
     path = tiny_models.float_layer_between_integers(tmp_path / "m.onnx", guard)
     x = {"x": np.random.default_rng(1).uniform(0, 12, tiny_models.IMAGE).astype(np.float32)}
@@ -84,9 +82,7 @@ def test_nothing_runs_as_integers_below_the_extended_level(tmp_path: Path, level
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name_nodes", [True, False])
-def test_a_float_network_runs_in_float_whatever_it_is_fused_into(
-    tmp_path: Path, name_nodes: bool, level: str
-) -> None:
+def test_a_float_network_runs_in_float_whatever_it_is_fused_into(tmp_path: Path, name_nodes: bool, level: str) -> None:
     found = dict(audit(tiny_models.float_network(tmp_path / "m.onnx", name_nodes), level).ran)
     heavy = ("conv1", "conv2", "gemm") if name_nodes else ("c1", "c2", "y")
     assert {name: found[name] for name in heavy} == dict.fromkeys(heavy, "float")
@@ -135,9 +131,7 @@ def test_an_op_with_an_integer_kernel_is_seen_as_integer(tmp_path: Path, op: str
     assert dict(audit(path).ran)["op"] == "int8"
 
 
-@pytest.mark.parametrize(
-    ("op", "inputs"), [("Sub", ["x_d", "x_d"]), ("Tanh", ["x_d"]), ("Div", ["x_d", "x_d"])]
-)
+@pytest.mark.parametrize(("op", "inputs"), [("Sub", ["x_d", "x_d"]), ("Tanh", ["x_d"]), ("Div", ["x_d", "x_d"])])
 def test_an_op_without_an_integer_kernel_is_seen_as_float(tmp_path: Path, op: str, inputs: list[str]) -> None:
     path = quantized_op(tmp_path / "m.onnx", op, inputs, [])
     found = audit(path)
@@ -147,9 +141,7 @@ def test_an_op_without_an_integer_kernel_is_seen_as_float(tmp_path: Path, op: st
 
 
 @pytest.mark.parametrize(("op", "kernel"), [("MatMul", "MatMulIntegerToFloat"), ("Gemm", "QGemm")])
-def test_a_product_without_a_quantized_output_is_an_integer_kernel(
-    tmp_path: Path, op: str, kernel: str
-) -> None:
+def test_a_product_without_a_quantized_output_is_an_integer_kernel(tmp_path: Path, op: str, kernel: str) -> None:
     nodes = [
         *pair("x"),
         weight("m"),

@@ -200,9 +200,7 @@ def test_a_memory_limit_too_low_for_the_runtime_is_told_as_memory(model: Path) -
 
 
 @pytest.mark.parametrize(("size_bytes", "kind"), [(0, "error"), (3 * GIB // 2, "memory")])
-def test_an_odd_failure_of_the_start_is_told_as_memory_only_near_the_limit(
-    size_bytes: int, kind: str
-) -> None:
+def test_an_odd_failure_of_the_start_is_told_as_memory_only_near_the_limit(size_bytes: int, kind: str) -> None:
     isolated = Isolated(Unloadable(size_bytes), memory_bytes=2 * GIB)  # type: ignore[arg-type]
     with pytest.raises(TargetFailure, match="not installed here") as caught:
         isolated.environment()

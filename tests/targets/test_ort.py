@@ -109,9 +109,7 @@ ARM = "processor : 0\nFeatures : fp asimd i8mm asimddp\nCPU implementer : 0x41\n
     ("text", "expected"),
     [(X86, ("A Processor", "avx2 avx512_vnni")), (ARM, ("0x41 0xd0c", "asimd asimddp i8mm"))],
 )
-def test_processor_and_features_are_read_from_cpuinfo(
-    tmp_path: Path, text: str, expected: tuple[str, str]
-) -> None:
+def test_processor_and_features_are_read_from_cpuinfo(tmp_path: Path, text: str, expected: tuple[str, str]) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(text)
     assert processor_and_features(cpuinfo) == expected

@@ -24,9 +24,7 @@ def test_the_probe_runs_in_an_integer_kernel(tmp_path: Path, op: str, weight_typ
 
 @pytest.mark.parametrize("weight_type", WEIGHTS)
 @pytest.mark.parametrize("op", PROBED_OPS)
-def test_the_probe_is_a_valid_model_whose_exact_output_is_known(
-    tmp_path: Path, op: str, weight_type: type
-) -> None:
+def test_the_probe_is_a_valid_model_whose_exact_output_is_known(tmp_path: Path, op: str, weight_type: type) -> None:
     model = saturation_model(op, weight_type)  # type: ignore[arg-type]
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, tmp_path / "probe.onnx")
@@ -37,9 +35,7 @@ def test_the_probe_is_a_valid_model_whose_exact_output_is_known(
 def saturating(path: Path) -> Predict:
     """A processor without VNNI: pairs of products are added in 16 saturating bits. MatMul and Gemm only."""
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
-    weights = (
-        tensors["w_q"].astype(np.int64).reshape(1024, -1, order="F" if tensors["w_q"].ndim == 4 else "C")
-    )
+    weights = tensors["w_q"].astype(np.int64).reshape(1024, -1, order="F" if tensors["w_q"].ndim == 4 else "C")
 
     def run(feeds: Feeds) -> dict[str, np.ndarray]:
         activations = feeds["x"].reshape(-1, 1024).astype(np.int64)

@@ -27,9 +27,7 @@ def save(
     return path
 
 
-def value(
-    name: str, shape: Sequence[int | str] | None, dtype: int = TensorProto.FLOAT
-) -> onnx.ValueInfoProto:
+def value(name: str, shape: Sequence[int | str] | None, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
@@ -165,9 +163,7 @@ def double_conv(path: Path) -> Path:
     double = TensorProto.DOUBLE
     node = helper.make_node("Conv", ["x", "w"], ["y"], "conv")
     shape = [1, 1, 4, 4]
-    return save(
-        path, [node], [value("x", shape, double)], [value("y", shape, double)], {"w": np.ones((1, 1, 1, 1))}
-    )
+    return save(path, [node], [value("x", shape, double)], [value("y", shape, double)], {"w": np.ones((1, 1, 1, 1))})
 
 
 def gather(path: Path) -> Path:

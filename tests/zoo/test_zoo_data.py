@@ -26,9 +26,7 @@ def float_scores(model, data, options, num_samples=None):
     session = onnxruntime.InferenceSession(ZOO / model / "model.onnx", providers=["CPUExecutionProvider"])
     value = session.get_inputs()[0]
     spec = InputSpec(value.name, "float32", tuple(value.shape))
-    samples = open_samples(
-        ZOO / data, [spec], preprocess=Preprocess.from_values(options) if options else None
-    )
+    samples = open_samples(ZOO / data, [spec], preprocess=Preprocess.from_values(options) if options else None)
     indices = np.arange(len(samples))[:num_samples]
     runs = [session.run(None, feed)[0] for _, feed in batches(samples, indices, 50)]
     outputs = {"logits": np.concatenate(runs)}
@@ -70,9 +68,7 @@ def test_detection_photos_without_labels_are_letterboxed():
     preprocess = Preprocess(color="bgr", pad=114.0)
     samples = open_samples(ZOO / "yolox_nano" / "calib", [spec], preprocess=preprocess)
     assert (len(samples), samples.labels) == (50, None)
-    session = onnxruntime.InferenceSession(
-        ZOO / "yolox_nano" / "model.onnx", providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(ZOO / "yolox_nano" / "model.onnx", providers=["CPUExecutionProvider"])
     best = [session.run(None, samples.feed(i))[0][0, :, 4].max() for i in range(10)]
     # The model finds an object in each photo; objectness bounds the score, whose threshold is 0.3.
     assert min(best) > 0.3

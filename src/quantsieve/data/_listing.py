@@ -48,9 +48,7 @@ def list_images(folder: Path, class_names: Sequence[str] | None = None) -> Listi
         if (folder / LABELS_FILE).is_file():
             return _from_csv(folder, images, class_names)
     except OSError as error:
-        raise InputError(
-            "a folder that can be read", f"{folder} ({error.strerror})", "Check its rights."
-        ) from error
+        raise InputError("a folder that can be read", f"{folder} ({error.strerror})", "Check its rights.") from error
     inside = [path for path in images if path.parent != folder]
     if not inside or {path.relative_to(folder).parts[0] for path in images} == {"images"}:
         names = tuple(class_names) if class_names else None
@@ -82,9 +80,7 @@ def _name(path: Path, folder: Path) -> str:
 
 def _from_class_folders(folder: Path, images: Sequence[Path], class_names: Sequence[str] | None) -> Listing:
     # An empty class folder keeps its number: the model has that class.
-    folders = sorted(
-        path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))
-    )
+    folders = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
     notes: tuple[str, ...] = ()
     if class_names is None:
         names = tuple(folders)
@@ -127,9 +123,7 @@ def _from_csv(folder: Path, images: Sequence[Path], class_names: Sequence[str] |
     for line, file, label_text in _rows(folder / LABELS_FILE):
         path = _find(folder, file, line)
         if path in listed:
-            raise InputError(
-                "one row an image", f"'{file}' again in line {line} of {LABELS_FILE}", "Drop one."
-            )
+            raise InputError("one row an image", f"'{file}' again in line {line} of {LABELS_FILE}", "Drop one.")
         listed[path] = Listed(path, file, _label(label_text, line, class_names))
     unlabelled = [path for path in images if path not in listed]
     if unlabelled:
@@ -157,9 +151,7 @@ def _rows(path: Path) -> list[tuple[int, str, str]]:
             reader.fieldnames = columns
             return [(reader.line_num, row["file"] or "", row["label"] or "") for row in reader]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(
-            f"{LABELS_FILE} as comma-separated UTF-8 text", f"{error}", "Write it anew."
-        ) from error
+        raise InputError(f"{LABELS_FILE} as comma-separated UTF-8 text", f"{error}", "Write it anew.") from error
 
 
 def _find(folder: Path, file: str, line: int) -> Path:

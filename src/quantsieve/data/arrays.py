@@ -67,9 +67,7 @@ class ArraySamples:
         return self._digest
 
 
-def from_arrays(
-    arrays: Mapping[str, object], inputs: Sequence[InputSpec], *, name: str = "arrays"
-) -> ArraySamples:
+def from_arrays(arrays: Mapping[str, object], inputs: Sequence[InputSpec], *, name: str = "arrays") -> ArraySamples:
     """Samples of a dict of arrays by input name, with labels under one of LABEL_NAMES if there are any.
 
     Raises InputError when names, dtypes, shapes or counts do not fit the inputs.

@@ -103,9 +103,7 @@ def _checked(values: object, inputs: Sequence[InputSpec], origin: str) -> tuple[
     for spec in inputs:
         array = np.asarray(values[spec.name])
         if not fits(array.shape, spec) or array.shape[:1] == (0,):
-            raise InputError(
-                f"{spec}", f"shape {list(array.shape)} in {origin}", "Feed it as the model takes it."
-            )
+            raise InputError(f"{spec}", f"shape {list(array.shape)} in {origin}", "Feed it as the model takes it.")
         if note := cast_note(array, spec):
             notes.append(note)
         feed[spec.name] = read_only(np.array(as_feed(array, spec), copy=True, order="C"))

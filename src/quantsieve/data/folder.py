@@ -66,9 +66,7 @@ class FolderSamples:
         """
         if len(inputs) != 1:
             names = ", ".join(f"'{spec.name}'" for spec in inputs)
-            raise InputError(
-                "a model with one input for a folder of images", f"inputs {names}", "Use a .npz file."
-            )
+            raise InputError("a model with one input for a folder of images", f"inputs {names}", "Use a .npz file.")
         self.name = folder.name
         self._spec = inputs[0]
         asked = preprocess or Preprocess()
@@ -133,9 +131,7 @@ def _read_all(images: Sequence[Listed], folder: Path, skip_bad: bool) -> tuple[l
             "Remove or repair, or pass --skip-bad.",
         )
     if not readable:
-        raise InputError(
-            f"readable images in {folder.name}", f"{len(bad)} unreadable ones", "Check the files."
-        )
+        raise InputError(f"readable images in {folder.name}", f"{len(bad)} unreadable ones", "Check the files.")
     if not bad:
         return readable, []
     shown = ", ".join(name for name, _ in bad[:_NAMED]) + (", ..." if len(bad) > _NAMED else "")

@@ -13,9 +13,7 @@ from quantsieve.data.preprocess import Preprocess
 from quantsieve.data.samples import InputSpec, Samples
 from quantsieve.errors import InputError
 
-_SOURCES = (
-    "a folder of images, a .npz or .npy file, a dict of arrays, a calibration data reader or a list of feeds"
-)
+_SOURCES = "a folder of images, a .npz or .npy file, a dict of arrays, a calibration data reader or a list of feeds"
 
 
 def open_samples(
@@ -36,9 +34,7 @@ def open_samples(
     if isinstance(source, str | PathLike):
         path = Path(source)
         if path.is_dir():
-            return FolderSamples(
-                path, inputs, preprocess=preprocess, skip_bad=skip_bad, class_names=class_names
-            )
+            return FolderSamples(path, inputs, preprocess=preprocess, skip_bad=skip_bad, class_names=class_names)
         _refuse(preprocess, path.name)
         return _open_file(path, inputs)
     _refuse(preprocess, type(source).__name__)

@@ -57,13 +57,9 @@ class Preprocess:
         if not all(math.isfinite(number) for number in numbers):
             raise InputError("finite numbers for mean, std, scale and pad", f"{numbers}", "Correct them.")
         if 0 in self.std or self.scale == 0:
-            raise InputError(
-                "std and scale other than 0", f"std {self.std}, scale {self.scale}", "Correct them."
-            )
+            raise InputError("std and scale other than 0", f"std {self.std}, scale {self.scale}", "Correct them.")
         if not self.mean or not self.std:
-            raise InputError(
-                "at least one value for mean and for std", "none", "Drop the option or give a value."
-            )
+            raise InputError("at least one value for mean and for std", "none", "Drop the option or give a value.")
         for key, size in (("resize", self.resize), ("crop", self.crop)):
             sides = size if isinstance(size, tuple) else (size,)
             if size is not None and any(side is None or side < 1 for side in sides):
@@ -265,9 +261,7 @@ def _guess_layout(spec: InputSpec) -> tuple[str, list[str]]:
         return "nhwc", [f"layout nhwc was taken from the {spec.shape[3]} channels on axis 3 of '{spec.name}'"]
     if not isinstance(spec.shape[1], int):
         return "nchw", [f"layout nchw was assumed: '{spec.name}' does not say where its channels lie"]
-    raise InputError(
-        "1 or 3 channels on axis 1 or 3", f"{spec}", "Give --layout, or feed the model from a .npz file."
-    )
+    raise InputError("1 or 3 channels on axis 1 or 3", f"{spec}", "Give --layout, or feed the model from a .npz file.")
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
@@ -280,6 +274,4 @@ def _eight_bit(image: Image.Image) -> Image.Image:
 
 def _check_choice(key: str, value: str | None, choices: tuple[str, ...]) -> None:
     if value is not None and value not in choices:
-        raise InputError(
-            f"{key} " + ", ".join(choices), f"'{value}'", f"Correct it.{nearest(value, choices)}"
-        )
+        raise InputError(f"{key} " + ", ".join(choices), f"'{value}'", f"Correct it.{nearest(value, choices)}")

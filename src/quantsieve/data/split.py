@@ -51,9 +51,7 @@ def split(
     return Split(calibration=parts[0], search=parts[1], final=parts[2])
 
 
-def _sizes(
-    num_samples: int, calibration: int | None, search: int | None, final: int | None
-) -> tuple[int, int, int]:
+def _sizes(num_samples: int, calibration: int | None, search: int | None, final: int | None) -> tuple[int, int, int]:
     _check_given(calibration, search, final)
     if calibration is None:
         calibration = max(MIN_CALIBRATION, min(100, num_samples // 5))
@@ -77,9 +75,7 @@ def _sizes(
 def _check_given(calibration: int | None, search: int | None, final: int | None) -> None:
     for name, size, least in (("calibration", calibration, 0), ("search", search, 1), ("final", final, 1)):
         if size is not None and size < least:
-            raise InputError(
-                f"a {name} size of at least {least}", f"{size}", "Give a larger size, or none at all."
-            )
+            raise InputError(f"a {name} size of at least {least}", f"{size}", "Give a larger size, or none at all.")
 
 
 def _order(num_samples: int, seed: int, labels: np.ndarray | None) -> np.ndarray:
@@ -89,9 +85,7 @@ def _order(num_samples: int, seed: int, labels: np.ndarray | None) -> np.ndarray
     if labels is None:
         return np.argsort(draws, kind="stable").astype(np.int64)
     if labels.shape != (num_samples,):
-        raise InputError(
-            f"{num_samples} labels", f"labels of shape {labels.shape}", "Give one label a sample."
-        )
+        raise InputError(f"{num_samples} labels", f"labels of shape {labels.shape}", "Give one label a sample.")
     positions = np.empty(num_samples)
     ties = generator.random(num_samples)
     for label in np.unique(labels):

@@ -79,9 +79,7 @@ def _shapes(inputs: Sequence[InputSpec], sizes: Mapping[str, int]) -> dict[str, 
             )
         if size < 1:
             raise InputError(f"a size of at least 1 for axis '{name}'", f"{size}", "Give a larger size.")
-    return {
-        spec.name: tuple(_size(size, axis, sizes) for axis, size in enumerate(spec.shape)) for spec in inputs
-    }
+    return {spec.name: tuple(_size(size, axis, sizes) for axis, size in enumerate(spec.shape)) for spec in inputs}
 
 
 def _size(size: int | str | None, axis: int, sizes: Mapping[str, int]) -> int:

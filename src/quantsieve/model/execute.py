@@ -147,9 +147,7 @@ class Executor:
         """Outputs of the graph when some values are replaced; runs only what the change reaches."""
         dirty = dict(changed)
         for index, piece in enumerate(self._pieces):
-            if any(name in dirty for name in piece.inputs) and not all(
-                name in changed for name in piece.outputs
-            ):
+            if any(name in dirty for name in piece.inputs) and not all(name in changed for name in piece.outputs):
                 seen = {name: dirty[name] if name in dirty else base[name] for name in piece.inputs}
                 dirty.update(piece.run(seen))
             self._drop(dirty, index, lambda name: False)
@@ -176,9 +174,7 @@ class Executor:
 
     # --- making pieces ----------------------------------------------------------------------------------------
 
-    def _with_weights(
-        self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None
-    ) -> tuple[_Piece, Values]:
+    def _with_weights(self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None) -> tuple[_Piece, Values]:
         piece = self._free_weights.get(layer.name)
         if piece is None:
             free = tuple(name for name in (layer.weight, layer.bias) if name)
@@ -207,9 +203,7 @@ class Executor:
         outputs = outputs or [v.name or "" for v in ordered[-1].outputs if v.name][:1]
         return self._session(name, [ir.to_proto(node) for node in ordered], free, outputs)
 
-    def _session(
-        self, name: str, nodes: list[onnx.NodeProto], free: Sequence[str], outputs: Sequence[str]
-    ) -> _Piece:
+    def _session(self, name: str, nodes: list[onnx.NodeProto], free: Sequence[str], outputs: Sequence[str]) -> _Piece:
         made = {out for node in nodes for out in node.output}
         reads = dict.fromkeys(
             read
@@ -338,9 +332,7 @@ def _inferred_types(graph: Graph, names: Sequence[str]) -> dict[str, onnx.TypePr
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
     options = _piece_options()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     wanted = set(names)
     return {out.name: _type_proto(out.type) for out in session.get_outputs() if out.name in wanted}
 

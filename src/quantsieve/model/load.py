@@ -58,9 +58,7 @@ def file_bytes(path: Path) -> int:
         places = {tensor.path for tensor in _external_tensors(model)}
         return path.stat().st_size + sum(Path(place).stat().st_size for place in places)
     except (OSError, DecodeError, ValueError) as error:
-        raise InputError(
-            "a readable ONNX file", f"{path.name}: {_first_line(error)}", "Check its files."
-        ) from error
+        raise InputError("a readable ONNX file", f"{path.name}: {_first_line(error)}", "Check its files.") from error
 
 
 def _check_size(model: ir.Model, path: Path) -> None:

@@ -39,9 +39,7 @@ class Prepared:
     opset: int
     original_opset: int
     original_bytes: int  # with external data
-    given_names: tuple[
-        tuple[str, str], ...
-    ]  # (name in the prepared model, name the user gave), where they differ
+    given_names: tuple[tuple[str, str], ...]  # (name in the prepared model, name the user gave), where they differ
 
 
 def prepare(model: ir.Model, feeds: Sequence[Feeds], size_bytes: int) -> tuple[ir.Model, Prepared]:
@@ -71,9 +69,7 @@ def prepare(model: ir.Model, feeds: Sequence[Feeds], size_bytes: int) -> tuple[i
     given = _name_nodes(model)
     opset = model.opset_imports.get("", 1)
     if opset < MIN_OPSET:
-        notes.append(
-            f"opset {opset} could not be lifted to {MIN_OPSET}: per-channel schemes cannot be written"
-        )
+        notes.append(f"opset {opset} could not be lifted to {MIN_OPSET}: per-channel schemes cannot be written")
     return model, Prepared(tuple(steps), tuple(notes), opset, original_opset, size_bytes, given)
 
 

@@ -47,9 +47,7 @@ class Layer:
     weight_bytes: int  # float32 bytes of weight and bias in the file
     macs: int  # multiply-adds of one sample, 0 when unknown or when it is no product of matrices
     refusal: str | None  # why no scheme can quantize it
-    rounds_output: (
-        bool  # its integer kernel exists only with a rounded output (Gemm and MatMul can give float)
-    )
+    rounds_output: bool  # its integer kernel exists only with a rounded output (Gemm and MatMul can give float)
 
     @property
     def is_quantizable(self) -> bool:
@@ -264,9 +262,7 @@ def _activation(graph: Graph, node: ir.Node) -> ir.Node | None:
         return None
     low = graph.constant(reader.inputs[1].name or "")
     fixed = [v is None or graph.is_constant(v.name or "") for v in reader.inputs[1:]]
-    return (
-        reader if low is not None and low.size == 1 and float(low.reshape(())) == 0.0 and all(fixed) else None
-    )
+    return reader if low is not None and low.size == 1 and float(low.reshape(())) == 0.0 and all(fixed) else None
 
 
 def _macs(graph: Graph, node: ir.Node) -> int:
@@ -282,9 +278,7 @@ def _macs(graph: Graph, node: ir.Node) -> int:
         return _product(weight) * _product((made if node.op_type == "Conv" else read)[2:])
     if len(weight) == 2:
         return _product(weight) * _product(made[1:-1])
-    return _product(read[-1:]) * _product(
-        made[1:]
-    )  # each output is a sum over the last axis of the left operand
+    return _product(read[-1:]) * _product(made[1:])  # each output is a sum over the last axis of the left operand
 
 
 def _product(dims: Sequence[int | None]) -> int:
@@ -314,9 +308,7 @@ def _find_tensors(graph: Graph, layers: list[Layer]) -> tuple[Tensor, ...]:
             if root in members:
                 members[root].append(node.outputs[0].name or "")
     return tuple(
-        Tensor(
-            root, tuple(dict.fromkeys(names)), maker.get(root), tuple(dict.fromkeys(readers.get(root, [])))
-        )
+        Tensor(root, tuple(dict.fromkeys(names)), maker.get(root), tuple(dict.fromkeys(readers.get(root, []))))
         for root, names in members.items()
     )
 

@@ -29,11 +29,7 @@ def _percent_digits(share: float, digits: int = 1) -> str:
         return "0" if value == 0 else f"{value}"
     if abs(value) < 0.5 * 10**-digits:
         return f"{value:.1g}"
-    return (
-        f"{value:.{digits}f}".removesuffix("." + "0" * digits)
-        if abs(value) >= 99.95
-        else f"{value:.{digits}f}"
-    )
+    return f"{value:.{digits}f}".removesuffix("." + "0" * digits) if abs(value) >= 99.95 else f"{value:.{digits}f}"
 
 
 def size(num_bytes: float) -> str:

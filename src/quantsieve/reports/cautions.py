@@ -84,9 +84,7 @@ def _about_files(summary: Summary) -> list[Caution]:
         if ran is not None and ran.differing:
             first = ", ".join(f"{layer} ran {what}" for layer, what in list(ran.differing.items())[:3])
             more = f" and {len(ran.differing) - 3} more" if len(ran.differing) > 3 else ""
-            text = (
-                f"{candidate.id} ({candidate.origin}): {ran.text()}; otherwise than planned: {first}{more}."
-            )
+            text = f"{candidate.id} ({candidate.origin}): {ran.text()}; otherwise than planned: {first}{more}."
             found.append(Caution(False, text))
     return found
 
@@ -106,8 +104,6 @@ def _about_failures(summary: Summary) -> list[Caution]:
         return []
     candidate, first = failed[0]
     number = numbers.count(len(failed), "candidate")
-    text = (
-        f"{number} of {len(summary.candidates)} failed on the target and cannot be recommended; the first: "
-    )
+    text = f"{number} of {len(summary.candidates)} failed on the target and cannot be recommended; the first: "
     text += f"{candidate.id} ({candidate.origin}), {first.kind} at {first.stage}: {first.reason}"
     return [Caution(False, text)]

@@ -54,17 +54,14 @@ def decide(summary: Summary, candidate: Candidate) -> tuple[Decision, ...]:
     for ranked in rank_prices(summary.prices):
         known.setdefault(ranked.price.layer, []).append(ranked)
     return tuple(
-        _decision(layer, candidate.plan.scheme(layer.name), known.get(layer.name, []))
-        for layer in summary.layers
+        _decision(layer, candidate.plan.scheme(layer.name), known.get(layer.name, [])) for layer in summary.layers
     )
 
 
 def _decision(layer: LayerFacts, scheme: str, known: Sequence[Ranked]) -> Decision:
     if scheme != FLOAT:
         found = next((ranked for ranked in known if ranked.price.scheme == scheme), None)
-        return Decision(
-            layer, scheme, "quantized", found, found.text if found else "it has no price of its own"
-        )
+        return Decision(layer, scheme, "quantized", found, found.text if found else "it has no price of its own")
     if layer.refusal is not None:
         return Decision(layer, scheme, "refused", None, f"cannot be quantized: {layer.refusal}")
     lowest = min(known, key=lambda ranked: ranked.price.value, default=None)
@@ -73,9 +70,7 @@ def _decision(layer: LayerFacts, scheme: str, known: Sequence[Ranked]) -> Decisi
 
 
 def _why_float(layer: LayerFacts, lowest: Ranked) -> str:
-    verdict = (
-        "high price" if lowest.rank <= max(1, _HIGH * lowest.number) else "saves too little for its price"
-    )
+    verdict = "high price" if lowest.rank <= max(1, _HIGH * lowest.number) else "saves too little for its price"
     saved = f"{numbers.size(layer.weight_bytes)} of weights" if layer.weight_bytes else "no weights"
     price = numbers.price(lowest.price.value)
     return f"{verdict} {price} as {lowest.price.scheme} (rank {lowest.rank} of {lowest.number}), {saved}"

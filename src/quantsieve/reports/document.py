@@ -250,9 +250,7 @@ def _front_row(summary: Summary, candidate: Candidate) -> Json:
         "size_reduction_kept": summary.kept(candidate),
         "loss": None if loss is None else _estimate(loss),
         "disagreement": None if disagreement is None else _estimate(disagreement),
-        "latency_ms": None
-        if latency is None
-        else _interval(latency.median_ms, latency.low_ms, latency.high_ms),
+        "latency_ms": None if latency is None else _interval(latency.median_ms, latency.low_ms, latency.high_ms),
     }
 
 

@@ -29,9 +29,7 @@ def front_picture(summary: Summary, kind: Literal["png", "svg"] = "png") -> byte
     """The picture's file. Raises UsageError without matplotlib, or when nothing was measured on final
     samples."""
     if not any(is_measured(c) for c in summary.candidates):
-        raise UsageError(
-            "a model measured on final samples", "none", "Run `quantsieve tune` to its first finalists."
-        )
+        raise UsageError("a model measured on final samples", "none", "Run `quantsieve tune` to its first finalists.")
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -201,9 +199,7 @@ def _labels(summary: Summary, axes: "Axes") -> None:
         _label_chosen(summary, chosen, axes, halo)
 
 
-def _label_chosen(
-    summary: Summary, chosen: Candidate, axes: "Axes", halo: Sequence["AbstractPathEffect"]
-) -> None:
+def _label_chosen(summary: Summary, chosen: Candidate, axes: "Axes", halo: Sequence["AbstractPathEffect"]) -> None:
     loss, kept = loss_of(chosen), summary.kept(chosen)
     assert loss is not None  # only measured models are recommended
     text = f"recommended: {numbers.size(chosen.size_bytes)}, {numbers.percent(loss.value)}"

@@ -34,9 +34,7 @@ def html_page(summary: Summary) -> str:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    template = environment.from_string(
-        files("quantsieve.reports").joinpath("page.html.j2").read_text("utf-8")
-    )
+    template = environment.from_string(files("quantsieve.reports").joinpath("page.html.j2").read_text("utf-8"))
     chosen = summary.recommended
     decisions = () if chosen is None else decide(summary, chosen)
     return template.render(
@@ -48,9 +46,7 @@ def html_page(summary: Summary) -> str:
         others=[_row(summary, c) for c in _by_size(summary, shown=False)],
         is_float=chosen is not None and is_float(chosen),
         layers=_layer_rows(decisions),
-        counts={
-            kind: sum(d.kind == kind for d in decisions) for kind in ("quantized", "float by plan", "refused")
-        },
+        counts={kind: sum(d.kind == kind for d in decisions) for kind in ("quantized", "float by plan", "refused")},
         basis=_basis(summary),
     )
 
@@ -102,9 +98,7 @@ def _row(summary: Summary, candidate: Candidate) -> dict[str, object]:
         "ms": "" if latency is None else numbers.three(latency.median_ms),
         "ms_range": "" if latency is None else numbers.milliseconds_range(latency),
         "mse_ratio": "" if ratio is None else numbers.three(ratio),
-        "ran": ""
-        if ran is None or is_float(candidate)
-        else f"int8 on {ran.ran_int8:,} of {ran.asked_int8:,} layers",
+        "ran": "" if ran is None or is_float(candidate) else f"int8 on {ran.ran_int8:,} of {ran.asked_int8:,} layers",
         "ran_text": "" if ran is None else ran.text(),
         "file": summary.files.get(candidate.id, ""),
         "state": failed or ("" if is_measured(candidate) else "dropped after the search samples"),
@@ -190,9 +184,7 @@ def _chart(summary: Summary) -> Mapping[str, object] | None:
     )
     corners = staircase([(c.size_bytes / 1e6, e.value) for c, e in measured if c.id in summary.front])
     path = f"M{canvas.x(corners[0][0])} {canvas.y(corners[0][1])}"
-    path += (
-        "".join(f"H{canvas.x(size)}V{canvas.y(loss)}" for size, loss in corners[1:]) + f"H{_WIDTH - _RIGHT}"
-    )
+    path += "".join(f"H{canvas.x(size)}V{canvas.y(loss)}" for size, loss in corners[1:]) + f"H{_WIDTH - _RIGHT}"
     points = []
     for candidate, loss in measured:
         is_chosen = candidate.id == summary.recommendation.id

@@ -83,9 +83,7 @@ def _print_table(summary: Summary, rows: Sequence[Candidate], title: str, consol
     if wide:
         table.add_column("", min_width=12)
     for candidate in rows:
-        table.add_row(
-            *_row(summary, candidate, wide, timed), style="" if candidate.id in summary.front else "dim"
-        )
+        table.add_row(*_row(summary, candidate, wide, timed), style="" if candidate.id in summary.front else "dim")
     console.print(Padding(table, (1, 0)))
 
 
@@ -127,9 +125,7 @@ def _time(candidate: Candidate, wide: bool) -> Text:
     found = candidate.latency
     if found is None:
         return Text("not timed")
-    return Text(
-        f"{numbers.three(found.median_ms)}{' ' if wide else chr(10)}{numbers.milliseconds_range(found)}"
-    )
+    return Text(f"{numbers.three(found.median_ms)}{' ' if wide else chr(10)}{numbers.milliseconds_range(found)}")
 
 
 def _names(summary: Summary, candidate: Candidate) -> Text:

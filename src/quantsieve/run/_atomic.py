@@ -96,9 +96,7 @@ def refusal(error: OSError, path: Path) -> RunFolderError:
             f"a file in the place of a folder, or a folder in the place of a file ({reason})",
             "Choose another folder, or move what is in the way.",
         )
-    return RunFolderError(
-        "a run folder on a working disk", reason, "Choose a folder on another disk, or repeat later."
-    )
+    return RunFolderError("a run folder on a working disk", reason, "Choose a folder on another disk, or repeat later.")
 
 
 def _flush_folder(folder: Path) -> None:

@@ -37,9 +37,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 def _compare(old: Any, new: Any, name: str) -> Iterator[str]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in sorted(old.keys() | new.keys()):
-            yield from _compare(
-                old.get(key, _ABSENT), new.get(key, _ABSENT), f"{name}.{key}" if name else key
-            )
+            yield from _compare(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{name}.{key}" if name else key)
     # In Python True == 1, in a command they are two settings; 1 and 1.0 are one.
     elif old != new or isinstance(old, bool) != isinstance(new, bool):
         yield f"{name}: {_shown(old)} -> {_shown(new)}"

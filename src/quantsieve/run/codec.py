@@ -123,9 +123,7 @@ class _FloatCodec:
 
     def decode(self, document: Any, where: str, arrays: Mapping[str, np.ndarray]) -> float:
         if isinstance(document, dict):
-            document = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.get(
-                _tagged(document, "$float", where)
-            )
+            document = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.get(_tagged(document, "$float", where))
         if type(document) is not float:
             raise CodecError(f"{where} is not float")
         return document
@@ -198,8 +196,7 @@ class _TupleCodec:
         if type(value) is not tuple or len(parts) != len(value):
             raise _misfit(value, where, "a tuple" if self.repeated else f"a tuple of {len(self.parts)}")
         return [
-            part.encode(item, f"{where}[{i}]", arrays)
-            for i, (part, item) in enumerate(zip(parts, value, strict=True))
+            part.encode(item, f"{where}[{i}]", arrays) for i, (part, item) in enumerate(zip(parts, value, strict=True))
         ]
 
     def decode(self, document: Any, where: str, arrays: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
@@ -290,9 +287,7 @@ class _FactCodec:
             raise CodecError(f"{where} is not a {self.cls.__name__}")
         if document.keys() - {"$fact"} != codecs.keys():
             raise CodecError(f"{where} does not have the fields of {self.cls.__name__}")
-        values = {
-            name: codec.decode(document[name], f"{where}.{name}", arrays) for name, codec in codecs.items()
-        }
+        values = {name: codec.decode(document[name], f"{where}.{name}", arrays) for name, codec in codecs.items()}
         try:
             return self.cls(**values)
         except (ValueError, QuantsieveError) as error:  # what the class itself refuses

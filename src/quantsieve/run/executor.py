@@ -86,9 +86,7 @@ class Search:
             line.notes.append("no layer of this model can be quantized: the model is handed on as it is")
             self._finish()
             return
-        accounts = Accounts(
-            line.prices, line.costs, line.schemes[0].activation, line.settings.bias_correction
-        )
+        accounts = Accounts(line.prices, line.costs, line.schemes[0].activation, line.settings.bias_correction)
         problem = make_problem(line.graph, line.structure, line.options, accounts)
         self.problem = problem
         for plan, origin in self._queue(problem):
@@ -153,9 +151,7 @@ class Search:
         front = self._search_front()
         steps = []
         for small, large in pairwise(front):
-            width = (large.built.size_bytes - small.built.size_bytes) / max(
-                1, self._float_bytes - self.full_bytes
-            )
+            width = (large.built.size_bytes - small.built.size_bytes) / max(1, self._float_bytes - self.full_bytes)
             rise = np.sqrt(min(small.search_mse, 4.0)) - np.sqrt(min(large.search_mse, 4.0))
             steps.append((width * rise, small, large))
         steps.sort(key=lambda step: -step[0])
@@ -190,9 +186,7 @@ class Search:
             self.full_bytes = built.size_bytes
         best = min(self.done.values(), key=lambda t: (t.search_mse > 0.05, t.built.size_bytes))
         text = f"best so far on search samples: plans/{best.plan.id}/model.onnx ({best.origin})"
-        line.store.note(
-            "trial", origin, {"id": plan.id, "bytes": built.size_bytes, "mse": _finite(trial.search_mse)}
-        )
+        line.store.note("trial", origin, {"id": plan.id, "bytes": built.size_bytes, "mse": _finite(trial.search_mse)})
         line.store.save_file("best.json", _json({"id": best.plan.id, "text": text}))
 
     @property
@@ -212,10 +206,7 @@ class Search:
         """The search front, thinned where it is dense, with both ends: float and every full int8."""
         front = self._search_front()
         while len(front) > FINALISTS:
-            widths = [
-                front[i + 1].built.size_bytes - front[i - 1].built.size_bytes
-                for i in range(1, len(front) - 1)
-            ]
+            widths = [front[i + 1].built.size_bytes - front[i - 1].built.size_bytes for i in range(1, len(front) - 1)]
             del front[1 + int(np.argmin(widths))]
         ends = [t for t in self.done.values() if t.origin == "float" or t.origin.startswith("full ")]
         chosen = {t.plan.id: t for t in [*front, *ends]}

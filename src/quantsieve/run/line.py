@@ -83,9 +83,7 @@ class Line:
             self.store.note("stage", f"{stage} began", {"key": key})
             compute_start = time.perf_counter()
             self.store.save(stage, key, compute())
-            self.store.note(
-                "stage", f"{stage} done", {"seconds": round(time.perf_counter() - compute_start, 3)}
-            )
+            self.store.note("stage", f"{stage} done", {"seconds": round(time.perf_counter() - compute_start, 3)})
             found = self.store.load(stage, key, cls)  # fresh and resumed runs see the same values
             assert found is not None
         return found
@@ -187,9 +185,7 @@ class Line:
 
     @cached_property
     def _sample_bytes(self) -> int:
-        return max(
-            1, self.executor.bytes_per_sample(self.calibration_samples.feed(int(self.split.calibration[0])))
-        )
+        return max(1, self.executor.bytes_per_sample(self.calibration_samples.feed(int(self.split.calibration[0]))))
 
     @cached_property
     def batch(self) -> int:
@@ -204,9 +200,7 @@ class Line:
         indices = self.split.calibration[:count]
         return [feeds for _, feeds in batches(self.calibration_samples, indices, self.batch)]
 
-    def _batches(
-        self, samples: Samples, indices: np.ndarray, stage: str, text: str
-    ) -> Iterator[tuple[Feeds, int]]:
+    def _batches(self, samples: Samples, indices: np.ndarray, stage: str, text: str) -> Iterator[tuple[Feeds, int]]:
         done, start = 0, time.perf_counter()
         for part, feeds in batches(samples, indices, self.batch):
             yield feeds, len(part)

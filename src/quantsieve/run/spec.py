@@ -26,18 +26,14 @@ class Settings:
         for name in self.schemes:
             scheme_modules.get(name)
         if not self.schemes:
-            raise UsageError(
-                "at least one scheme", "none", f"Choose from {', '.join(scheme_modules.names())}."
-            )
+            raise UsageError("at least one scheme", "none", f"Choose from {', '.join(scheme_modules.names())}.")
         if self.metric is not None:
             tasks.get(self.metric)
         if self.weight_type not in ("auto", *WEIGHT_TYPES):
             raise UsageError("a weight type auto, s8 or u8", repr(self.weight_type), "Choose one of them.")
         for name, least in (("threads", 1), ("samples", 1), ("seed", 0)):
             if getattr(self, name) < least:
-                raise UsageError(
-                    f"{name} of at least {least}", str(getattr(self, name)), "Give a larger one."
-                )
+                raise UsageError(f"{name} of at least {least}", str(getattr(self, name)), "Give a larger one.")
 
     def document(self) -> dict[str, object]:
         """As strict JSON can say it."""
@@ -60,9 +56,7 @@ class Limits:
         if self.max_trials is not None and self.max_trials < 1:
             raise UsageError("at least one trial", str(self.max_trials), "Give a larger --max-trials.")
         if not self.max_drop >= 0:
-            raise UsageError(
-                "a largest drop of 0 or more", str(self.max_drop), "It is absolute: 0.01 is one point."
-            )
+            raise UsageError("a largest drop of 0 or more", str(self.max_drop), "It is absolute: 0.01 is one point.")
 
 
 def run_spec(settings: Settings, keys: Mapping[str, str | None]) -> dict[str, object]:

@@ -84,9 +84,7 @@ class Store:
         """The settings that the folder was made for. Raises RunFolderError when spec.json is damaged."""
         settings = read_settings(self.root / "spec.json")
         if settings is None:
-            raise RunFolderError(
-                "settings in spec.json", f"a damaged one in {self.root}", "Choose another folder."
-            )
+            raise RunFolderError("settings in spec.json", f"a damaged one in {self.root}", "Choose another folder.")
         return settings
 
     def close(self) -> None:
@@ -117,9 +115,7 @@ class Store:
             listed = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         body = {"stage": stage, "key": key, "arrays": listed, "fact": document}
         whole = {"schema": SCHEMA, "checksum": _checksum(body), **body}
-        self.save_file(
-            target.with_suffix(".json"), (json.dumps(whole, allow_nan=False) + "\n").encode("ascii")
-        )
+        self.save_file(target.with_suffix(".json"), (json.dumps(whole, allow_nan=False) + "\n").encode("ascii"))
         if not arrays:
             remove_file(target)
 
@@ -235,10 +231,7 @@ def _read_arrays(path: Path, listed: Mapping[str, Any]) -> Arrays:
         raise _Damaged("its arrays are missing") from error
     with file:
         # Hashed before numpy looks at it: what follows reads only bytes that we wrote.
-        if (
-            hashlib.file_digest(file, "sha256").hexdigest() != listed["sha256"]
-            or file.tell() != listed["size"]
-        ):
+        if hashlib.file_digest(file, "sha256").hexdigest() != listed["sha256"] or file.tell() != listed["size"]:
             raise _Damaged("its arrays are cut off or altered")
         file.seek(0)
         with np.load(file, allow_pickle=False) as npz:
@@ -253,9 +246,7 @@ def _npz(arrays: Arrays) -> bytes:
 
 
 def _checksum(body: Mapping[str, object]) -> str:
-    return hashlib.sha256(
-        json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
-    ).hexdigest()
+    return hashlib.sha256(json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")).hexdigest()
 
 
 def _name(text: str) -> str:

@@ -65,9 +65,7 @@ class Trials:
         self.line = line
         self.store = line.store
         self.target = line.target
-        self._reference: tuple[str, Reference] | None = (
-            None  # of the split in work; a large model's can be large
-        )
+        self._reference: tuple[str, Reference] | None = None  # of the split in work; a large model's can be large
 
     # --- what all candidates share ----------------------------------------------------------------------------
 
@@ -186,7 +184,7 @@ class Trials:
         return found
 
     def _simulate(self, simulation: Simulation) -> np.ndarray:
-        variance = self.line.calibration.output_variance
+        variance = self.reference("search").variance  # the same as of the measurement it is held against
         errors = []
         for feeds, reference, count in self._scan_reference:
             outputs = float_outputs(self.line.executor, simulation.run(feeds))

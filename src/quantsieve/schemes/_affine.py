@@ -69,9 +69,7 @@ def quantize_layer(
     if bias is not None:
         peak = np.abs(bias).astype(np.float64)
         needed = (peak if axis is not None else peak.max(initial=0.0)) / (BIAS_LIMIT * float(input_scale))
-        scale = np.maximum(
-            scale, needed.astype(np.float32) if isinstance(needed, np.ndarray) else np.float32(needed)
-        )
+        scale = np.maximum(scale, needed.astype(np.float32) if isinstance(needed, np.ndarray) else np.float32(needed))
     scale = np.asarray(scale, np.float32)
     ratio = weight / along_axis(scale, axis, weight.ndim)
     values = np.clip(np.rint(ratio), -WEIGHT_PEAK, WEIGHT_PEAK).astype(np.int8)

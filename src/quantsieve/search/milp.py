@@ -23,9 +23,7 @@ def cheapest_noise(
 
     gap: relative gap at which the solver may stop; seconds: its time limit, the best found by then is returned.
     """
-    columns = [
-        (layer, option) for layer, options in enumerate(problem.options) for option in range(len(options))
-    ]
+    columns = [(layer, option) for layer, options in enumerate(problem.options) for option in range(len(options))]
     num_tensors = len(problem.tensors)
     pick = _per_column(problem.layer_bytes, columns)
     noise = np.concatenate([_per_column(problem.layer_noise, columns), problem.tensor_noise])
@@ -34,9 +32,7 @@ def cheapest_noise(
     budgets = [csr_array(size[None, :] / max(1.0, float(np.abs(size).max())))]
     uppers.append(bytes_change / max(1.0, float(np.abs(size).max())))
     if ms_change is not None:
-        budgets.append(
-            csr_array(np.concatenate([_per_column(problem.layer_ms, columns), problem.tensor_ms])[None, :])
-        )
+        budgets.append(csr_array(np.concatenate([_per_column(problem.layer_ms, columns), problem.tensor_ms])[None, :]))
         uppers.append(ms_change)
     scale = float(noise.max()) or 1.0
     result = milp(

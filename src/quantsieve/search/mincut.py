@@ -49,9 +49,7 @@ def best_at(problem: Problem, rate: float) -> Plan:
         values = [size + rate * noise for noise, size in zip(noises, sizes, strict=True)]
         best.append(int(np.argmin(values)))
         gains.append(-min(values))
-    costs = [
-        size + rate * noise for noise, size in zip(problem.tensor_noise, problem.tensor_bytes, strict=True)
-    ]
+    costs = [size + rate * noise for noise, size in zip(problem.tensor_noise, problem.tensor_bytes, strict=True)]
     taken = _select(gains, costs, problem.links)
     chosen = problem.plan([b if t else None for b, t in zip(best, taken, strict=True)])
     return problem.with_free_riders(chosen)

@@ -108,9 +108,7 @@ def scan_batch(
 
     def probe(source: Source) -> tuple[np.ndarray, np.ndarray]:
         outputs = _perturbed(executor, base, source, calibration, corrections, schemes, layers)
-        return error_vectors(
-            float_outputs(executor, outputs), reference, calibration.output_variance, num_samples
-        )
+        return error_vectors(float_outputs(executor, outputs), reference, calibration.output_variance, num_samples)
 
     with ThreadPoolExecutor(max_workers=workers) as pool:
         results = []

@@ -35,9 +35,7 @@ _FAMILIES = (
 )
 
 
-def audit_graph(
-    original: onnx.GraphProto, ran: onnx.GraphProto, plain: onnx.GraphProto | None = None
-) -> Audit:
+def audit_graph(original: onnx.GraphProto, ran: onnx.GraphProto, plain: onnx.GraphProto | None = None) -> Audit:
     """The precision that each node of `original` ran at in `ran`.
 
     ran: what the runtime saved at the level and with the options that measure.

@@ -41,9 +41,7 @@ class TargetFailure(QuantsieveError):
     """
 
     def __init__(self, reason: str, kind: FailureKind = "error", stage: str = "run", log_tail: str = ""):
-        super().__init__(
-            f"stage '{stage}' to succeed on the target", f"{kind}: {reason.rstrip('.')}", _TODO[kind]
-        )
+        super().__init__(f"stage '{stage}' to succeed on the target", f"{kind}: {reason.rstrip('.')}", _TODO[kind])
         self.reason = reason
         self.kind: FailureKind = kind
         self.stage = stage
@@ -159,9 +157,7 @@ class Target(Protocol):
         """The model of `path`, ready to run with the options that a user's deployment would have."""
         ...
 
-    def latency(
-        self, paths: Sequence[Path], feeds: Sequence[Feeds], timing: Timing
-    ) -> tuple[tuple[float, ...], ...]:
+    def latency(self, paths: Sequence[Path], feeds: Sequence[Feeds], timing: Timing) -> tuple[tuple[float, ...], ...]:
         """Milliseconds a run, one tuple for each path, all of one length: the i-th entries are of one round.
 
         feeds: one or more inputs that fit every model; round i runs all models on `feeds[i % len(feeds)]`.

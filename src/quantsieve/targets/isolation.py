@@ -69,9 +69,7 @@ class Isolated:
             assert self._worker is not None
             return _RemotePredict(self, self._worker, session_id)
 
-    def latency(
-        self, paths: Sequence[Path], feeds: Sequence[Feeds], timing: Timing
-    ) -> tuple[tuple[float, ...], ...]:
+    def latency(self, paths: Sequence[Path], feeds: Sequence[Feeds], timing: Timing) -> tuple[tuple[float, ...], ...]:
         """Milliseconds of each path's runs, interleaved in the worker; the time limit is for all of it."""
         absolute = [Path(path).absolute() for path in paths]
         times: tuple[tuple[float, ...], ...] = self._request(

@@ -37,9 +37,7 @@ _LEVELS = {
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 # All exceptions that onnxruntime's binding declares (Fail, InvalidGraph...): they share no base of their own.
-_NATIVE = tuple(
-    kind for kind in vars(native).values() if isinstance(kind, type) and issubclass(kind, Exception)
-)
+_NATIVE = tuple(kind for kind in vars(native).values() if isinstance(kind, type) and issubclass(kind, Exception))
 _REFUSALS = (*_NATIVE, RuntimeError, ValueError, TypeError, OSError, MemoryError, DecodeError)
 _OUT_OF_MEMORY = ("failed to allocate memory", "bad_alloc", "bad allocation", "cannot allocate memory")
 # The flags that choose between integer kernels; ARM's names are those of Linux.
@@ -64,9 +62,7 @@ class OrtCpu:
 
     def __post_init__(self) -> None:
         if self.threads < 1:
-            raise UsageError(
-                "1 or more threads", str(self.threads), "Give the number of threads to measure with."
-            )
+            raise UsageError("1 or more threads", str(self.threads), "Give the number of threads to measure with.")
         if self.optimization not in _LEVELS:
             raise UsageError(
                 "an optimization level of onnxruntime",
@@ -93,9 +89,7 @@ class OrtCpu:
         """A session on `path`. Raises TargetFailure with onnxruntime's own message."""
         return OrtPredict(self._session(path, self._options()))
 
-    def latency(
-        self, paths: Sequence[Path], feeds: Sequence[Feeds], timing: Timing
-    ) -> tuple[tuple[float, ...], ...]:
+    def latency(self, paths: Sequence[Path], feeds: Sequence[Feeds], timing: Timing) -> tuple[tuple[float, ...], ...]:
         """Milliseconds of each path's runs, interleaved; see `Target.latency`."""
         return interleave([self.load(path) for path in paths], feeds, timing)
 
@@ -138,12 +132,8 @@ class OrtCpu:
             saved = Path(folder) / "optimized.onnx"
             options.optimized_model_filepath = str(saved)
             # Weights beside the file: a protobuf cannot hold 2 GB, and we never read them.
-            options.add_session_config_entry(
-                "session.optimized_model_external_initializers_file_name", "weights"
-            )
-            options.add_session_config_entry(
-                "session.optimized_model_external_initializers_min_size_in_bytes", "1024"
-            )
+            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
+            options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
             self._session(path, options, "audit")
             return onnx.load(saved, load_external_data=False).graph
 
@@ -189,12 +179,7 @@ def processor_and_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, 
         key, _, value = line.partition(":")
         fields.setdefault(key.strip().lower(), value.strip())
     parts = (fields.get("cpu implementer"), fields.get("cpu part"))
-    name = (
-        fields.get("model name")
-        or " ".join(filter(None, parts))
-        or platform.processor()
-        or platform.machine()
-    )
+    name = fields.get("model name") or " ".join(filter(None, parts)) or platform.processor() or platform.machine()
     flags = (fields.get("flags") or fields.get("features") or "").split()
     return name, " ".join(sorted(_FEATURES.intersection(flags)))
 

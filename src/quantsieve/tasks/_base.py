@@ -49,9 +49,7 @@ def float_outputs(reference: Outputs) -> list[str]:
 def pair(outputs: Outputs, reference: Outputs, name: str) -> tuple[np.ndarray, np.ndarray]:
     """One output of both models, in float64. Raises ShapeMismatch when it is missing or shaped otherwise."""
     if name not in outputs:
-        raise ShapeMismatch(
-            f"an output '{name}'", ", ".join(outputs) or "none", "Compare models of one interface."
-        )
+        raise ShapeMismatch(f"an output '{name}'", ", ".join(outputs) or "none", "Compare models of one interface.")
     found, expected = outputs[name], reference[name]
     if found.shape != expected.shape:
         raise ShapeMismatch(

@@ -33,9 +33,7 @@ def classifier_output(reference: Outputs) -> str:
     """
     possible = [name for name, array in reference.items() if _num_axes(array) == 2]
     if not possible:
-        raise InputError(
-            "a float output [n, classes]", _shapes(reference), "Use the task fidelity or agreement."
-        )
+        raise InputError("a float output [n, classes]", _shapes(reference), "Use the task fidelity or agreement.")
     return min(possible, key=lambda name: not _has_telling_name(name))
 
 
@@ -47,9 +45,7 @@ def decision_output(reference: Outputs) -> str:
     """
     possible = [name for name, array in reference.items() if class_scores(array) is not None]
     if not possible:
-        raise InputError(
-            "a float output with an axis of classes", _shapes(reference), "Use the task fidelity."
-        )
+        raise InputError("a float output with an axis of classes", _shapes(reference), "Use the task fidelity.")
     return min(possible, key=lambda name: (not _has_telling_name(name), _num_axes(reference[name])))
 
 

@@ -56,9 +56,7 @@ def sqnr_db(reference: np.ndarray, quantized: np.ndarray) -> float:
     signal of zeros, and where `quantized` is not finite. Raises ShapeMismatch when the shapes differ.
     """
     if reference.shape != quantized.shape:
-        raise ShapeMismatch(
-            f"an array of shape {reference.shape}", f"{quantized.shape}", "Compare equal tensors."
-        )
+        raise ShapeMismatch(f"an array of shape {reference.shape}", f"{quantized.shape}", "Compare equal tensors.")
     signal = reference.astype(np.float64)
     with np.errstate(all="ignore"):
         noise = float(np.square(signal - quantized.astype(np.float64)).sum())

@@ -15,20 +15,14 @@ from quantsieve.tasks._classes import class_scores, decision_output, decisions
 @dataclass(frozen=True, slots=True)
 class Agreement:
     name: ClassVar[str] = "agreement"
-    description: ClassVar[str] = (
-        "share of samples (or positions in them) where the class is the float model's"
-    )
+    description: ClassVar[str] = "share of samples (or positions in them) where the class is the float model's"
     needs_labels: ClassVar[bool] = False
     higher_is_better: ClassVar[bool] = True
     version: ClassVar[int] = 1
 
     def score(self, outputs: Outputs, reference: Outputs, labels: np.ndarray | None) -> np.ndarray:
-        found, expected = (
-            class_scores(array) for array in pair(outputs, reference, decision_output(reference))
-        )
-        assert found is not None and expected is not None, (
-            "decision_output returned an output without classes"
-        )
+        found, expected = (class_scores(array) for array in pair(outputs, reference, decision_output(reference)))
+        assert found is not None and expected is not None, "decision_output returned an output without classes"
         chosen = decisions(found)
         # NaN in the candidate never agrees, not even with NaN in the reference, which `check` refuses.
         same = (chosen == decisions(expected)) & (chosen >= 0)

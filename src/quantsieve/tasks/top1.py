@@ -32,16 +32,12 @@ class Top1:
         scores = _rows(reference[name])
         labels = _given(labels)
         if labels.shape != (len(scores),):
-            raise InputError(
-                f"{len(scores)} labels", f"labels of shape {labels.shape}", "Give one label a sample."
-            )
+            raise InputError(f"{len(scores)} labels", f"labels of shape {labels.shape}", "Give one label a sample.")
         outside = labels[(labels < 0) | (labels >= scores.shape[1])]
         if outside.size:
             raise InputError(
                 f"labels from 0 to {scores.shape[1] - 1}, the classes of output '{name}'",
-                f"{int(outside[0])} and {outside.size - 1} more outside"
-                if outside.size > 1
-                else f"{int(outside[0])}",
+                f"{int(outside[0])} and {outside.size - 1} more outside" if outside.size > 1 else f"{int(outside[0])}",
                 "Number the classes as the model does.",
             )
 
