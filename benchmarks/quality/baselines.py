@@ -1,4 +1,5 @@
-"""Plain baselines: full int8, the first k layers float, the last k float; written as Quantsieve writes, without repairs.
+"""Plain baselines: full int8, the first k layers float, the last k float; written as Quantsieve writes,
+without repairs.
 
 k counts layers with weights in the order of the graph; an Add or pool goes with the layers before it.
 Weights are rounded to nearest, the bias is not corrected, and the weight type is the one that this machine

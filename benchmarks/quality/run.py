@@ -1,4 +1,5 @@
-"""One run, one table: measures what was asked for, keeps the rest of the earlier results, prints and writes the table."""
+"""One run, one table: measures what was asked for, keeps the rest of the earlier results, prints and writes
+the table."""
 
 import argparse
 import sys

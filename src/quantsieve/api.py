@@ -169,8 +169,10 @@ def tune(
         summary = search.run()
         if isinstance(preprocess, Preprocess):
             line.store.save_file("preprocess.toml", preprocess.to_toml().encode())
-        line.store.save("summary", _SUMMARY, summary)
-        files = _write_report(line.store, summary)
+        files: tuple[Path, ...] = ()
+        if not _says_less(summary, line.store):
+            line.store.save("summary", _SUMMARY, summary)
+            files = _write_report(line.store, summary)
     if summary.stopped == "interrupted":
         raise KeyboardInterrupt
     return TuneResult(summary, folder, files)
@@ -407,6 +409,18 @@ def _read_plan(plan: str | os.PathLike[str] | Mapping[str, str], options: Option
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
+
+
+def _says_less(summary: Summary, store: Store) -> bool:
+    """Whether an interrupted run came less far than the report in its folder, which then stays."""
+    if summary.stopped != "interrupted":
+        return False
+    old = store.load("summary", _SUMMARY, Summary)
+    return old is not None and _finished(old) > _finished(summary)
+
+
+def _finished(summary: Summary) -> int:
+    return sum(candidate.final is not None for candidate in summary.candidates)
 
 
 def _report_texts(summary: Summary) -> dict[str, str]:

@@ -72,10 +72,13 @@ class Search:
         self.problem: Problem | None = None
 
     def run(self) -> Summary:
-        """Walk the line as far as the limits let it. Ctrl-C ends it with what is there."""
+        """Walk the line as far as the limits let it. Ctrl-C ends it with what is there; it is passed on where
+        nothing is, for a summary would first have to do the work that was interrupted."""
         try:
             self._walk()
         except KeyboardInterrupt:
+            if not self.done:
+                raise
             self.stopped = "interrupted"
         return self.summary()
 
@@ -315,7 +318,8 @@ class Search:
         found, chosen = self.trials.saturation, self.trials.weight_type
         here = "could not be probed here"
         if found is not None:
-            here = f"{'saturate' if found.saturates else 'are exact'} on this machine (probe: {found.s8:.3f} of the exact sum)"
+            verdict = "saturate" if found.saturates else "are exact"
+            here = f"{verdict} on this machine (probe: {found.s8:.3f} of the exact sum)"
         elsewhere = (
             "On x86-64 processors without VNNI they saturate: for those, tune with --weight-type u8."
             if chosen == "s8"

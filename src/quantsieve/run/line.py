@@ -23,7 +23,7 @@ from quantsieve.model.load import load_model
 from quantsieve.model.units import VERSION as UNITS_VERSION
 from quantsieve.model.units import Structure, find_structure
 from quantsieve.plan import Options, find_options
-from quantsieve.run.keys import array_key, content_key, model_key
+from quantsieve.run.keys import array_key, content_key, file_key, model_key
 from quantsieve.run.progress import Progress, Step
 from quantsieve.run.spec import Settings
 from quantsieve.run.store import Store
@@ -62,6 +62,14 @@ def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
     return tuple(InputSpec(value.name, value.dtype, value.shape or ()) for value in values)
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedFile:
+    """What prepare did, and the content key of the model file beside this fact."""
+
+    prepared: prepare.Prepared
+    file_key: str
+
+
 @dataclass
 class Line:
     """One model with its data in one run folder. Facts are computed when they are first asked for."""
@@ -77,9 +85,17 @@ class Line:
 
     # --- looked up or computed --------------------------------------------------------------------------------
 
-    def fact(self, stage: str, key: str, cls: type[Fact], compute: Callable[[], Fact]) -> Fact:
+    def fact(
+        self,
+        stage: str,
+        key: str,
+        cls: type[Fact],
+        compute: Callable[[], Fact],
+        is_lasting: Callable[[Fact], bool] = lambda fact: True,
+    ) -> Fact:
+        """The stored fact, or the computed one, stored. is_lasting: False for one to be computed anew if stored."""
         found = self.store.load(stage, key, cls)
-        if found is None:
+        if found is None or not is_lasting(found):
             self.store.note("stage", f"{stage} began", {"key": key})
             compute_start = time.perf_counter()
             self.store.save(stage, key, compute())
@@ -134,16 +150,16 @@ class Line:
         key = content_key("prepare", prepare.VERSION, {}, keys)
         path = self.store.path_for("prepare", key, ".onnx")
 
-        def compute() -> prepare.Prepared:
+        def compute() -> PreparedFile:
             self.progress(Step("prepare", "cleaning the model and comparing it with the original"))
             model, fact = prepare.prepare(self.original, feeds, model_bytes(self.path, self.original))
-            path.parent.mkdir(parents=True, exist_ok=True)
             self.store.save_file(path, ir.to_proto(model).SerializeToString())
-            return fact
+            return PreparedFile(fact, file_key(path))
 
-        if not path.is_file():
-            self.store.save("prepare", key, compute())
-        return path, self.fact("prepare", key, prepare.Prepared, compute), key
+        def is_whole(found: PreparedFile) -> bool:
+            return path.is_file() and file_key(path) == found.file_key
+
+        return path, self.fact("prepare", key, PreparedFile, compute, is_whole).prepared, key
 
     @property
     def prepared(self) -> prepare.Prepared:

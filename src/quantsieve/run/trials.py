@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -29,7 +30,10 @@ from quantsieve.tasks import choose, output_variance
 from quantsieve.tasks import get as get_task
 
 VERSION = 1
+KILLED = "SIGKILL"  # nothing in a model sends it: somebody outside did
 EVALUATION_BYTES = 64 << 20  # of inputs sent to the target in one batch
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +75,13 @@ class Trials:
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        return self.target.environment()
+        return _twice(self.target.environment)
 
     @cached_property
     def saturation(self) -> Saturation | None:
         """What integer kernels do here; None when the probe itself failed."""
         try:
-            return self.target.probe_saturation()
+            return _twice(self.target.probe_saturation)
         except TargetFailure as failure:
             self.line.notes.append(f"the saturation probe failed: {failure.reason}")
             return None
@@ -117,7 +121,7 @@ class Trials:
     def _outputs(self, exam: Exam) -> evaluation.Outputs:
         """The float model's outputs. Raises UnsupportedModel when the target cannot run the float model itself."""
         try:
-            return evaluation.run_outputs(self.target, self.line.path, exam)
+            return _twice(lambda: evaluation.run_outputs(self.target, self.line.path, exam))
         except TargetFailure as failure:
             raise UnsupportedModel(
                 f"a float model that {self.target.name} can run",
@@ -201,9 +205,13 @@ class Trials:
         key = content_key("evaluate", evaluation.VERSION, self._circumstances(exam), [built.file_key])
 
         def compute() -> Outcome:
-            return evaluation.evaluate(self.target, self.store.root / built.path, exam, self.reference(split))
+            path, reference = self.store.root / built.path, self.reference(split)
+            found = evaluation.evaluate(self.target, path, exam, reference)
+            if isinstance(found, Failed) and found.reason == KILLED:
+                found = evaluation.evaluate(self.target, path, exam, reference)
+            return found
 
-        return self.line.fact("evaluate", key, Measured | Failed, compute)  # type: ignore[arg-type]
+        return self.line.fact("evaluate", key, Measured | Failed, compute, _is_lasting)  # type: ignore[arg-type]
 
     def read_back(self, built: Built) -> Ran:
         """What precision each layer really ran in, with the options of measuring."""
@@ -217,7 +225,7 @@ class Trials:
                 return Ran({}, failure.reason)
             return Ran({name: str(found) for name, found in audit_layers(audit, layers).items()}, None)
 
-        return self.line.fact("audit", key, Ran, compute)
+        return self.line.fact("audit", key, Ran, compute, lambda ran: ran.reason is None)
 
     def time(self, built: Mapping[str, Built], seconds: float) -> Times:
         """Latency of all candidates at once, batch 1, rounds interleaved; float is timed as the user's own file."""
@@ -236,7 +244,22 @@ class Trials:
                 return Times({}, failure.reason)
             return Times(dict(zip(ids, rounds, strict=True)), None)
 
-        return self.line.fact("latency", key, Times, compute)
+        return self.line.fact("latency", key, Times, compute, lambda times: times.reason is None)
+
+
+def _twice(work: Callable[[], Answer]) -> Answer:
+    """The answer of a target whose worker may be killed from outside, once. Raises TargetFailure."""
+    try:
+        return work()
+    except TargetFailure as failure:
+        if failure.reason != KILLED:
+            raise
+        return work()
+
+
+def _is_lasting(outcome: Outcome) -> bool:
+    """Whether a later process may use the outcome: a time limit, want of memory or a kill is no trait of the file."""
+    return isinstance(outcome, Measured) or not (outcome.kind in ("timeout", "memory") or outcome.reason == KILLED)
 
 
 class Deadline:
