@@ -144,8 +144,8 @@ def measure(
     cpu_s = cpu_seconds() - start
     entries = tuple(_final_entry(model, path, f"{i} nodes float") for i, path in enumerate(made))
     notes = (
-        f"{len(names)} nodes ranked on {NUM_RANKING} calibration samples, {ranking.cpu_s:.1f} CPU s of ranking
-        included",
+        f"{len(names)} nodes ranked on {NUM_RANKING} calibration samples, "
+        f"{ranking.cpu_s:.1f} CPU s of ranking included",
         f"at most {limit_s:.0f} CPU s; {len(made)} of {len(names)} steps made; final samples not counted",
         f"its own last estimate of disagreement: {searched[-1]:.4f} on {NUM_EVALUATION} draws of the search samples",
     )

@@ -49,6 +49,8 @@ def prepare(model: ir.Model, feeds: Sequence[Feeds], size_bytes: int) -> tuple[i
     Raises UnsupportedModel when onnxruntime cannot run the original at all, InputError when it gives NaN or infinity.
     """
     original_opset = model.opset_imports.get("", 1)
+    model = ir.from_proto(ir.to_proto(model))
+    renamed = _name_nodes(model)  # first of all: onnxruntime refuses a model in which two nodes share a name
     reference = _reference(model, feeds)
     steps, notes = [], []
     for name, step in _STEPS:
@@ -66,7 +68,7 @@ def prepare(model: ir.Model, feeds: Sequence[Feeds], size_bytes: int) -> tuple[i
             continue
         model = candidate
         steps.append(name)
-    given = _name_nodes(model)
+    given = _names_given(model, renamed, _name_nodes(model))
     opset = model.opset_imports.get("", 1)
     if opset < MIN_OPSET:
         notes.append(f"opset {opset} could not be lifted to {MIN_OPSET}: per-channel schemes cannot be written")
@@ -221,6 +223,17 @@ _STEPS: tuple[tuple[str, Callable[[ir.Model], bool]], ...] = (
     ("inferring shapes", _infer_shapes),
     ("removing unused nodes", _remove_unused),
 )
+
+
+def _names_given(
+    model: ir.Model, first: tuple[tuple[str, str], ...], last: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, str], ...]:
+    """(name now, name the user gave) of the nodes that are left, from two rounds of naming."""
+    originals, moved = dict(first), dict(last)
+    names = [node.name or "" for node in model.graph]
+    traced = [(name, moved.get(name, name)) for name in names]
+    found = [(name, originals.get(middle, middle)) for name, middle in traced]
+    return tuple((name, given) for name, given in found if name != given)
 
 
 def _name_nodes(model: ir.Model) -> tuple[tuple[str, str], ...]:

@@ -33,7 +33,7 @@ Stopped = Literal["done", "timeout", "max trials", "interrupted"]
 # Shares of full int8's size reduction at which plans are asked for: dense where the trade is decided.
 SHARES = (0.3, 0.5, 0.65, 0.75, 0.83, 0.88, 0.92, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995)
 REFINED = 4  # plans put into the widest gaps once the first are measured
-FINALISTS = 16
+FINALISTS = 18
 SEARCH_SHARE = 0.7  # of a timeout; the rest is for the finalists
 MSE_RATIO_LIMIT = 2.0  # measured over simulated: above it the file does not do what was simulated
 
@@ -209,11 +209,18 @@ class Search:
         """The search front, thinned where it is dense, with both ends: float and every full int8."""
         front = self._search_front()
         while len(front) > FINALISTS:
-            widths = [front[i + 1].built.size_bytes - front[i - 1].built.size_bytes for i in range(1, len(front) - 1)]
-            del front[1 + int(np.argmin(widths))]
+            gaps = [self._distance(front[i - 1], front[i + 1]) for i in range(1, len(front) - 1)]
+            del front[1 + int(np.argmin(gaps))]
         ends = [t for t in self.done.values() if t.origin == "float" or t.origin.startswith("full ")]
         chosen = {t.plan.id: t for t in [*front, *ends]}
         return sorted(chosen.values(), key=lambda t: t.built.size_bytes)
+
+    def _distance(self, small: Trial, large: Trial) -> float:
+        """How far two plans of the front lie apart: in bytes and in error, each as a share of the whole range."""
+        errors = [np.sqrt(min(trial.search_mse, 4.0)) for trial in (small, large)]
+        worst = max(np.sqrt(min(t.search_mse, 4.0)) for t in self._search_front()) or 1.0
+        width = (large.built.size_bytes - small.built.size_bytes) / max(1, self._float_bytes - self.full_bytes)
+        return float(width + (errors[0] - errors[1]) / worst)
 
     def _finish(self) -> None:
         """Final samples, read-back and latency for the survivors."""

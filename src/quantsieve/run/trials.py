@@ -28,8 +28,9 @@ from quantsieve.targets.audit import audit_layers
 from quantsieve.targets.base import Saturation, TargetFailure, Timing
 from quantsieve.tasks import choose, output_variance
 from quantsieve.tasks import get as get_task
+from quantsieve.weights import NO_CORRECTIONS
 
-VERSION = 1
+VERSION = 2
 KILLED = "SIGKILL"  # nothing in a model sends it: somebody outside did
 EVALUATION_BYTES = 64 << 20  # of inputs sent to the target in one batch
 
@@ -161,7 +162,7 @@ class Trials:
         found = line.store.load("build", key, Built)
         if found is not None and path.is_file() and file_key(path) == found.file_key:
             return found
-        parts = line.parts(self.weight_type)
+        parts = line.parts(self.weight_type).with_corrections(NO_CORRECTIONS)
         if plan.quantized():
             if BIAS in plan.repairs:
                 parts = parts.with_corrections(

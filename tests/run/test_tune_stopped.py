@@ -1,0 +1,206 @@
+"""Limits, Ctrl-C and kill -9: the best so far is on disk and named, and the same command goes on from there."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from run_folders import essence, stages_begun, start
+
+from quantsieve import api
+from quantsieve.evaluation import Failed, Measured
+
+OPTIONS = ("--samples", 8, "--quiet")
+
+
+def begun(run: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return (run / "events.jsonl").read_bytes().count(b"\n")
+    return 0
+
+
+def wait_for_events(process: "subprocess.Popen[str]", run: Path, count: int) -> bool:
+    """True once the events number `count`, False when the process ended before."""
+    limit = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < limit:
+        if begun(run) >= count:
+            return True
+        time.sleep(0.001)
+    return False
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rsplit(")", 1)[1].split()[1]) == pid:
+                found.append(int(path.parent.name))
+    return found
+
+
+# --- limits ---------------------------------------------------------------------------------------------------
+
+
+def test_max_trials_ends_the_search_early_and_the_same_command_goes_on(
+    small_model, small_data, whole_run, tmp_path
+):
+    run = tmp_path / "run"
+    options = {"samples": 8, "workers": 1}
+    found = api.tune(small_model, small_data, run, max_trials=2, **options)
+    assert found.summary.stopped == "max trials"
+    assert len(found.candidates) == 3  # float is the reference, no trial
+    assert found.recommended is not None and found.file(found.recommended.id).is_file()
+    best = json.loads((run / "best.json").read_text())
+    assert (run / "plans" / best["id"] / "model.onnx").is_file()
+    assert json.loads((run / "report/report.json").read_text())
+    done = len(stages_begun(run))
+    assert api.tune(small_model, small_data, run, **options).summary.stopped == "done"
+    assert essence(run) == essence(whole_run.run)
+    added = stages_begun(run)[done:]
+    assert "calibrate" not in added and "sensitivity" not in added and "prepare" not in added
+
+
+def test_a_timeout_leaves_a_report_of_what_is_there_and_the_same_command_goes_on(
+    small_model, small_data, whole_run, tmp_path
+):
+    run = tmp_path / "run"
+    found = api.tune(small_model, small_data, run, timeout=0.001, samples=8, workers=1)
+    assert found.summary.stopped == "timeout"
+    assert 1 <= len(found.candidates) < len(whole_run.candidates)
+    assert found.recommended is not None and (run / "best.json").is_file()
+    api.tune(small_model, small_data, run, samples=8, workers=1)
+    assert essence(run) == essence(whole_run.run)
+
+
+def test_a_timeout_that_is_long_enough_stops_nothing(small_model, small_data, tmp_path):
+    found = api.tune(small_model, small_data, tmp_path / "run", timeout=500, max_trials=50, samples=8)
+    assert found.summary.stopped == "done"
+
+
+# --- Ctrl-C ---------------------------------------------------------------------------------------------------
+
+
+def interrupt(arguments: tuple[object, ...], run: Path, count: int) -> tuple[int, str]:
+    """Exit code and stderr of the command, interrupted as a terminal does it after so many events."""
+    process = start(*arguments)
+    assert wait_for_events(process, run, count), process.communicate()[1]
+    os.killpg(process.pid, signal.SIGINT)
+    stderr = process.communicate(timeout=60)[1]
+    return process.returncode, stderr
+
+
+def test_ctrl_c_writes_the_report_and_the_same_command_goes_on(small_model, small_data, whole_run, tmp_path):
+    run = tmp_path / "run"
+    code, stderr = interrupt(("tune", small_model, "--data", small_data, "-o", run, *OPTIONS), run, 18)
+    assert code == 130
+    assert "interrupted" in stderr and "same command goes on" in stderr and "Traceback" not in stderr
+    found = api.report(run)
+    assert found.summary.stopped == "interrupted"
+    assert 1 <= len(found.candidates) <= len(whole_run.candidates)
+    assert (run / "report/report.json").is_file() and (run / "best.json").is_file()
+    api.tune(small_model, small_data, run, samples=8, workers=1)
+    assert essence(run) == essence(whole_run.run)
+
+
+def test_ctrl_c_before_anything_was_measured_says_so(small_model, small_data, tmp_path):
+    run = tmp_path / "run"
+    code, stderr = interrupt(("tune", small_model, "--data", small_data, "-o", run, *OPTIONS), run, 1)
+    assert code == 130 and "Traceback" not in stderr
+    assert "no model was measured so far" in stderr or "so far" in stderr
+
+
+def test_an_interrupted_repetition_keeps_the_fuller_report(small_model, small_data, tmp_path):
+    run = tmp_path / "run"
+
+    def interrupted(step: object) -> None:
+        raise KeyboardInterrupt
+
+    api.tune(small_model, small_data, run, max_trials=2, samples=8)
+    before = (run / "report/report.json").read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        calls = iter(range(10**6))
+        api.tune(
+            small_model, small_data, run, max_trials=2, samples=8,
+            progress=lambda step: interrupted(step) if next(calls) == 3 else None,
+        )  # fmt: skip
+    assert (run / "report/report.json").read_bytes() == before
+    assert api.report(run).summary.stopped == "max trials"
+
+
+# --- kill -9 --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_run_killed_at_any_moments_ends_like_an_undisturbed_one(
+    small_model, small_data, whole_run, tmp_path, seed
+):
+    run, draw = tmp_path / "run", random.Random(seed)
+    arguments = ("tune", small_model, "--data", small_data, "-o", run, *OPTIONS)
+    kills = 0
+    for _ in range(5):
+        process = start(*arguments)
+        if wait_for_events(process, run, begun(run) + draw.randint(1, 9)):
+            time.sleep(draw.uniform(0, 0.02))
+            kills += process.poll() is None
+            process.kill()
+        process.communicate(timeout=60)
+    assert kills >= 3
+    process = start(*arguments)
+    assert process.communicate(timeout=120) and process.returncode == 0
+    assert essence(run) == essence(whole_run.run)
+    assert not list(run.rglob(".quantsieve-*"))  # what was half written
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_worker_killed_at_any_moment_ends_no_run(small_model, small_data, whole_run, tmp_path, seed):
+    run, draw = tmp_path / "run", random.Random(seed)
+    process = start("tune", small_model, "--data", small_data, "-o", run, *OPTIONS)
+    assert wait_for_events(process, run, draw.randint(6, 30))
+    time.sleep(draw.uniform(0, 0.01))
+    workers = children(process.pid)
+    assert workers
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
+    stderr = process.communicate(timeout=120)[1]
+    assert process.returncode == 0, stderr
+    outcomes = [c.search for c in api.report(run).candidates]
+    assert sum(isinstance(outcome, Failed) for outcome in outcomes) <= 1
+    api.tune(small_model, small_data, run, samples=8, workers=1)
+    assert essence(run) == essence(whole_run.run)
+
+
+# --- candidates that fail -------------------------------------------------------------------------------------
+
+
+def test_a_limit_that_no_candidate_keeps_fails_each_of_them_but_not_the_run(
+    small_model, small_data, whole_run, tmp_path
+):
+    """The float outputs are there from before; then no request is answered within the limit."""
+    run = tmp_path / "run"
+    api.tune(small_model, small_data, run, max_trials=1, samples=8)
+    found = api.tune(small_model, small_data, run, max_trials=4, samples=8, limit_s=0.004)
+    failed = [c for c in found.candidates if isinstance(c.search, Failed)]
+    assert failed and all(c.search.kind == "timeout" for c in failed)
+    assert found.recommended is not None and isinstance(found.recommended.final, Measured)
+    assert set(found.front).isdisjoint(c.id for c in failed)
+    assert "timeout" in (run / "report/report.json").read_text()
+    api.tune(small_model, small_data, run, samples=8, workers=1)  # a limit is no trait of a file
+    assert essence(run) == essence(whole_run.run)
+
+
+def test_a_file_that_the_runtime_refuses_is_a_failed_candidate(small_model, small_data, tmp_path):
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(small_model.read_bytes().replace(b"GlobalAveragePool", b"GlobalAverageFool"))
+    found = api.evaluate(small_model, [broken, small_model], small_data)
+    outcome = found.outcomes[str(broken)]
+    assert isinstance(outcome, Failed) and "GlobalAverageFool" in outcome.reason
+    assert isinstance(found.outcomes[str(small_model)], Measured)
