@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-import small_network
 
+import small_network
 from quantsieve import api
 from quantsieve.api import TuneResult
 

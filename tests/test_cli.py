@@ -56,17 +56,6 @@ def door(monkeypatch):
     return replace
 
 
-def outside(*arguments, **options):
-    """The command in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "quantsieve.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        **options,
-    )
-
-
 # --- help and usage --------------------------------------------------------------------------------
 
 
@@ -218,28 +207,37 @@ def test_a_full_disk_behind_stdout_is_one_paragraph(model):
 # --- inspect --------------------------------------------------------------------------------
 
 
-def test_inspect_prints_one_json_document_and_nothing_else(model):
-    done = outside("inspect", model, "--json")
-    document = json.loads(done.stdout)
-    assert (done.returncode, done.stderr, document["schema"]) == (0, "", 1)
+def test_inspect_prints_one_json_document_and_nothing_else(model, capfd):
+    assert cli.main(["inspect", str(model), "--json"]) == 0
+    captured = capfd.readouterr()
+    document = json.loads(captured.out)
+    assert (captured.err, document["schema"]) == ("", 1)
     assert document["layers"][0]["name"] == "[bold]" + "block/" * 30 + "conv"
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_inspect_fits_the_terminal_and_escapes_names(model, columns):
-    done = outside("inspect", model, env={**os.environ, "COLUMNS": str(columns)})
-    table = done.stdout[done.stdout.index("layer ") :]
+def test_inspect_fits_the_terminal_and_escapes_names(model, columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert cli.main(["inspect", str(model)]) == 0
+    text = capsys.readouterr().out
+    table = text[text.index("layer ") :]
     assert max(map(len, table.splitlines())) <= columns
     assert "…" in table
     assert "[bold]" in table
     assert "soft\\tmax" in table
     assert "no int8 scheme for Softmax" in table
     assert "1 of 2 layers can be quantized." in table
-    assert "\x1b" not in done.stdout
+    assert "\x1b" not in text
 
 
 def test_inspect_shows_what_an_ascii_stdout_cannot(model):
-    done = outside("inspect", model, env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"})
+    done = subprocess.run(
+        [sys.executable, "-m", "quantsieve.cli", "inspect", str(model)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"},
+    )
     assert done.returncode == 0
     assert "\\u2026" in done.stdout
 
@@ -336,3 +334,47 @@ def test_options_of_the_doors_are_those_of_the_python_functions():
 def test_a_missing_class_names_file_is_named(capsys):
     assert cli.main(["tune", "m.onnx", "--class-names", "nowhere.txt", "--quiet"]) == 1
     assert "nowhere.txt" in capsys.readouterr().err
+
+
+# --- what the commands print -------------------------------------------------------------------
+
+
+def test_scan_quantize_and_evaluate_print_their_results(model, tmp_path, capsys):
+    data = ["--synthetic", "40", "--quiet"]
+    assert cli.main(["scan", str(model), *data, "--samples", "4"]) == 0
+    table = capsys.readouterr().out
+    assert "int8-channel" in table
+    assert "no int8 scheme for Softmax" in table
+    assert "only point a direction" in table
+
+    small = tmp_path / "q.onnx"
+    assert cli.main(["quantize", str(model), *data, "-o", str(small), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "kind": "quantize", "path": str(small)}
+
+    broken = tmp_path / "broken.onnx"
+    wrong = onnx.load(model)
+    wrong.graph.output[0].name = "c"
+    del wrong.graph.output[0].type.tensor_type.shape.dim[:]
+    onnx.save(wrong, broken)
+    both = ["--candidate", str(small), "--candidate", str(broken)]
+    assert cli.main(["evaluate", str(model), *both, *data]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["file", "bytes"]
+    assert "failed" not in lines[1]
+    assert "failed" in lines[2]
+    assert any("broken.onnx failed (" in line for line in lines)
+
+
+def test_tune_and_report_print_one_document_each(model, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    arguments = ["tune", str(model), "-o", run, "--synthetic", "40", "--samples", "4", "--max-trials", "1"]
+    assert cli.main([*arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    tuned = json.loads(captured.out)
+    assert tuned["schema"] == 1
+    assert "quantsieve: warning: " in captured.err
+    assert "sensitivity" in captured.err
+    assert cli.main(["report", run, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == tuned
+    assert cli.main(["report", run, "--top-k", "1"]) == 0
+    assert "Top 1" in capsys.readouterr().out

@@ -26,8 +26,8 @@ from quantsieve.model.prepare import prepare
 from quantsieve.model.units import Layer, find_structure
 from quantsieve.plan import Options, Plan, find_options, full_plan
 from quantsieve.targets.ort import OrtCpu
-from quantsieve.weights import NO_CORRECTIONS
-from quantsieve.writing import Ingredients, write_plan
+from quantsieve.weights import NO_CORRECTIONS, Ingredients
+from quantsieve.writing import write_plan
 
 SCHEMES = ("int8", "int8-channel")
 _CALIBRATION_BATCH = 8

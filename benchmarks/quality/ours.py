@@ -20,6 +20,7 @@ from quantsieve.errors import InputError
 from quantsieve.evaluation import Measured
 
 _FLOAT = "float"
+_UNCORRECTED = "uncorrected"
 
 
 def tune_counted(model: ZooModel, zoo: Path, schemes: Sequence[str]) -> Method:
@@ -108,7 +109,7 @@ def _document(result: Any, model: ZooModel) -> dict[str, Any]:
         "entries": [entry_json(_entry(found)) for found in quantized],
         "num_measured": len(measured),
         "notes": [],
-        "recommended": _recommended(result, model),
+        "recommended": _recommended(result),
     }
 
 
@@ -117,23 +118,23 @@ def _entry(found: Any) -> Entry:
         found.origin,
         found.size_bytes,
         np.asarray(found.final.agreement) >= 0.5,
-        predicted_mse=found.predicted_mse,
+        # The price list holds the corrected layers, so it predicts nothing for the one uncorrected plan.
+        predicted_mse=None if _UNCORRECTED in found.origin else found.predicted_mse,
         simulated_mse=found.simulated_mse,
         measured_mse=found.measured_mse,
+        final_mse=float(found.final.mse),
     )
 
 
-def _recommended(result: Any, model: ZooModel) -> dict[str, Any] | None:
-    chosen = result.recommended
-    found = next((c for c in result.candidates if c.id == getattr(chosen, "id", chosen)), None)
-    full = min((c.size_bytes for c in result.candidates if c.origin.startswith("full int8")), default=None)
-    if found is None or full is None:
+def _recommended(result: Any) -> dict[str, Any] | None:
+    found = result.recommended
+    if found is None:
         return None
     loss = found.final.disagreement()
     return {
         "origin": found.origin,
         "size_bytes": found.size_bytes,
-        "size_reduction_kept": (model.float_bytes - found.size_bytes) / (model.float_bytes - full),
+        "size_reduction_kept": result.summary.kept(found),
         "disagreement": [loss.value, loss.low, loss.high],
     }
 

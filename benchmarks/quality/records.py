@@ -22,7 +22,8 @@ class Entry:
     agreement: np.ndarray
     predicted_mse: float | None = None
     simulated_mse: float | None = None
-    measured_mse: float | None = None
+    measured_mse: float | None = None  # on the samples of the simulation
+    final_mse: float | None = None  # on all final samples
     default_disagreement: float | None = None  # forerunner only: without the guards of `forerunner.final_session`
 
     @property

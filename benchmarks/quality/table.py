@@ -44,13 +44,13 @@ class Verdict:
 def agreement(entries: Sequence[Entry]) -> Agreement:
     """Ratios over the entries whose figures are known."""
     simulated = _ratios(entries, "measured_mse", "simulated_mse")
-    predicted = _ratios(entries, "predicted_mse", "measured_mse")
+    predicted = _ratios(entries, "predicted_mse", "final_mse")
     full = [entry for entry in entries if entry.origin.startswith("full int8")]
     return Agreement(
         len(entries),
-        float(simulated[np.argmax(np.abs(np.log(simulated)))]) if len(simulated) else None,
+        _worst(simulated),
         _median(simulated),
-        _median(_ratios(full, "predicted_mse", "measured_mse")),
+        _worst(_ratios(full, "predicted_mse", "final_mse")),
         _median(predicted),
         _rank(entries),
     )
@@ -228,7 +228,12 @@ def _points(row: Row, name: str) -> list:
 
 def _ratios(entries: Sequence[Entry], over: str, under: str) -> np.ndarray:
     pairs = [(getattr(entry, over), getattr(entry, under)) for entry in entries]
-    return np.array([a / b for a, b in pairs if a is not None and b is not None and a > 0 and b > 0])
+    return np.array([a / b for a, b in pairs if a is not None and b is not None and 0 < a < np.inf and 0 < b < np.inf])
+
+
+def _worst(ratios: np.ndarray) -> float | None:
+    """The ratio that is furthest from 1 as a factor."""
+    return float(ratios[np.argmax(np.abs(np.log(ratios)))]) if len(ratios) else None
 
 
 def _median(values: np.ndarray) -> float | None:
@@ -236,7 +241,5 @@ def _median(values: np.ndarray) -> float | None:
 
 
 def _rank(entries: Sequence[Entry]) -> float | None:
-    pairs = [
-        (e.predicted_mse, e.measured_mse) for e in entries if e.predicted_mse is not None and e.measured_mse is not None
-    ]
+    pairs = [(e.predicted_mse, e.final_mse) for e in entries if e.predicted_mse is not None and e.final_mse is not None]
     return float(spearmanr(*zip(*pairs, strict=True)).statistic) if len(pairs) >= 3 else None

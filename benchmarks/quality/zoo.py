@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from quantsieve.data import Cached, InputSpec, Preprocess, Samples, batches, open_samples, split
+from quantsieve.data.samples import content_digest
 from quantsieve.errors import InputError
 from quantsieve.targets.ort import OrtCpu
 
@@ -40,7 +41,7 @@ class Chosen:
         return self._samples.feed(self._indices[index])
 
     def fingerprint(self) -> str:
-        return f"{self._samples.fingerprint()}{self._indices}"
+        return content_digest([self._samples.fingerprint(), repr(self._indices)])
 
 
 @dataclass(frozen=True)

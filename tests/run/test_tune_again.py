@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small_network
 from run_folders import essence, file_digests, stages_begun
 
+import small_network
 from quantsieve import api
 from quantsieve.errors import RunFolderError
 

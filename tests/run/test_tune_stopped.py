@@ -4,16 +4,20 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from run_folders import essence, stages_begun, start
+from run_folders import essence, numbers, stages_begun, start
 
 from quantsieve import api
+from quantsieve.errors import QuantsieveError
 from quantsieve.evaluation import Failed, Measured
+from quantsieve.run.progress import Step
+from quantsieve.run.store import Store
 
 OPTIONS = ("--samples", 8, "--quiet")
 
@@ -47,9 +51,7 @@ def children(pid: int) -> list[int]:
 # --- limits ---------------------------------------------------------------------------------------------------
 
 
-def test_max_trials_ends_the_search_early_and_the_same_command_goes_on(
-    small_model, small_data, whole_run, tmp_path
-):
+def test_max_trials_ends_the_search_early_and_the_same_command_goes_on(small_model, small_data, whole_run, tmp_path):
     run = tmp_path / "run"
     options = {"samples": 8, "workers": 1}
     found = api.tune(small_model, small_data, run, max_trials=2, **options)
@@ -112,7 +114,7 @@ def test_ctrl_c_before_anything_was_measured_says_so(small_model, small_data, tm
     run = tmp_path / "run"
     code, stderr = interrupt(("tune", small_model, "--data", small_data, "-o", run, *OPTIONS), run, 1)
     assert code == 130 and "Traceback" not in stderr
-    assert "no model was measured so far" in stderr or "so far" in stderr
+    assert "so far" in stderr and "same command goes on" in stderr
 
 
 def test_an_interrupted_repetition_keeps_the_fuller_report(small_model, small_data, tmp_path):
@@ -138,9 +140,7 @@ def test_an_interrupted_repetition_keeps_the_fuller_report(small_model, small_da
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_run_killed_at_any_moments_ends_like_an_undisturbed_one(
-    small_model, small_data, whole_run, tmp_path, seed
-):
+def test_a_run_killed_at_any_moments_ends_like_an_undisturbed_one(small_model, small_data, whole_run, tmp_path, seed):
     run, draw = tmp_path / "run", random.Random(seed)
     arguments = ("tune", small_model, "--data", small_data, "-o", run, *OPTIONS)
     kills = 0
@@ -181,20 +181,58 @@ def test_a_worker_killed_at_any_moment_ends_no_run(small_model, small_data, whol
 # --- candidates that fail -------------------------------------------------------------------------------------
 
 
-def test_a_limit_that_no_candidate_keeps_fails_each_of_them_but_not_the_run(
-    small_model, small_data, whole_run, tmp_path
+def test_a_candidate_whose_file_went_away_fails_alone(small_model, small_data, whole_run, tmp_path):
+    run, victim = tmp_path / "run", whole_run.front[0]
+
+    def delete(step: Step) -> None:
+        if step.stage == "final":
+            (run / "plans" / victim / "model.onnx").unlink(missing_ok=True)
+
+    found = api.tune(small_model, small_data, run, samples=8, workers=1, progress=delete)
+    failed = [c for c in found.candidates if isinstance(c.final, Failed)]
+    assert [c.id for c in failed] == [victim]
+    assert found.summary.stopped == "done" and victim not in found.front
+    assert found.recommendation.id not in (None, victim)
+    assert sum(isinstance(c.final, Measured) for c in found.candidates) >= 3
+    rows = json.loads((run / "report/report.json").read_text())["candidates"]
+    assert failed[0].final.reason in json.dumps(next(row for row in rows if row["id"] == victim))
+
+
+def replace_outcome(run: Path, outcome: Failed) -> None:
+    """Puts the outcome in the place of the smallest candidate's on search samples."""
+    summary = api.report(run).summary
+    smallest = min(summary.candidates, key=lambda c: c.size_bytes)
+    with Store.open(run, Store.read(run).spec) as store:
+        for path in (run / "facts/evaluate").glob("*.json"):
+            found = store.load("evaluate", path.stem, Measured | Failed)
+            if numbers(found) == numbers(smallest.search):
+                store.save("evaluate", path.stem, outcome)
+
+
+@pytest.mark.parametrize(
+    "kind, reason", [("timeout", "no answer within 1 s"), ("memory", "bad_alloc"), ("signal", "SIGKILL")]
+)
+def test_a_failure_that_is_no_trait_of_the_file_is_measured_again(
+    small_model, small_data, whole_run, tmp_path, kind, reason
 ):
-    """The float outputs are there from before; then no request is answered within the limit."""
-    run = tmp_path / "run"
-    api.tune(small_model, small_data, run, max_trials=1, samples=8)
-    found = api.tune(small_model, small_data, run, max_trials=4, samples=8, limit_s=0.004)
+    shutil.copytree(whole_run.run, tmp_path / "run")
+    replace_outcome(tmp_path / "run", Failed("search", kind, "run", reason, ""))
+    api.tune(small_model, small_data, tmp_path / "run", samples=8, workers=1)
+    assert essence(tmp_path / "run") == essence(whole_run.run)
+
+
+def test_a_crash_is_kept_and_excludes_the_candidate(small_model, small_data, whole_run, tmp_path):
+    shutil.copytree(whole_run.run, tmp_path / "run")
+    replace_outcome(tmp_path / "run", Failed("search", "signal", "run", "SIGSEGV", ""))
+    found = api.tune(small_model, small_data, tmp_path / "run", samples=8, workers=1)
     failed = [c for c in found.candidates if isinstance(c.search, Failed)]
-    assert failed and all(c.search.kind == "timeout" for c in failed)
-    assert found.recommended is not None and isinstance(found.recommended.final, Measured)
-    assert set(found.front).isdisjoint(c.id for c in failed)
-    assert "timeout" in (run / "report/report.json").read_text()
-    api.tune(small_model, small_data, run, samples=8, workers=1)  # a limit is no trait of a file
-    assert essence(run) == essence(whole_run.run)
+    assert [c.search.reason for c in failed] == ["SIGSEGV"]
+    assert failed[0].id not in found.front and failed[0].final is None
+
+
+def test_a_float_model_over_the_time_limit_ends_the_run_with_the_reason(small_model, small_data, tmp_path):
+    with pytest.raises(QuantsieveError, match="no answer within"):
+        api.tune(small_model, small_data, tmp_path / "run", max_trials=1, samples=8, limit_s=0.0001)
 
 
 def test_a_file_that_the_runtime_refuses_is_a_failed_candidate(small_model, small_data, tmp_path):

@@ -31,9 +31,8 @@ class Settings:
             tasks.get(self.metric)
         if self.weight_type not in ("auto", *WEIGHT_TYPES):
             raise UsageError("a weight type auto, s8 or u8", repr(self.weight_type), "Choose one of them.")
-        for name, least in (("threads", 1), ("samples", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} of at least {least}", str(getattr(self, name)), "Give a larger one.")
+        for name, least in (("threads", 1), ("samples", 1), ("seed", 0), ("max_samples", 1)):
+            _check_least(name, getattr(self, name), least)
 
     def document(self) -> dict[str, object]:
         """As strict JSON can say it."""
@@ -53,10 +52,18 @@ class Limits:
     limit_s: float = 300.0  # of one request to the target
 
     def __post_init__(self) -> None:
-        if self.max_trials is not None and self.max_trials < 1:
-            raise UsageError("at least one trial", str(self.max_trials), "Give a larger --max-trials.")
+        _check_least("max_trials", self.max_trials, 1)
+        _check_least("workers", self.workers, 1)
+        for name, seconds in (("timeout", self.timeout), ("limit_s", self.limit_s)):
+            if seconds is not None and not seconds > 0:
+                raise UsageError(f"a {name} above 0 seconds", str(seconds), "Give a larger one.")
         if not self.max_drop >= 0:
             raise UsageError("a largest drop of 0 or more", str(self.max_drop), "It is absolute: 0.01 is one point.")
+
+
+def _check_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise UsageError(f"{name} of at least {least}", str(value), "Give a larger one.")
 
 
 def run_spec(settings: Settings, keys: Mapping[str, str | None]) -> dict[str, object]:

@@ -24,6 +24,8 @@ def cheapest_noise(
     gap: relative gap at which the solver may stop; seconds: its time limit, the best found by then is returned.
     """
     columns = [(layer, option) for layer, options in enumerate(problem.options) for option in range(len(options))]
+    if not columns:
+        return Plan({}) if bytes_change >= 0 and (ms_change is None or ms_change >= 0) else None
     num_tensors = len(problem.tensors)
     pick = _per_column(problem.layer_bytes, columns)
     noise = np.concatenate([_per_column(problem.layer_noise, columns), problem.tensor_noise])

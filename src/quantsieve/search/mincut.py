@@ -46,9 +46,11 @@ def best_at(problem: Problem, rate: float) -> Plan:
     best: list[int] = []
     gains: list[float] = []
     for noises, sizes in zip(problem.layer_noise, problem.layer_bytes, strict=True):
-        values = [size + rate * noise for noise, size in zip(noises, sizes, strict=True)]
-        best.append(int(np.argmin(values)))
-        gains.append(-min(values))
+        # Of schemes of one value the quieter: at rate 0 the smallest file is not to be noisier than it need be.
+        values = [(size + rate * noise, noise) for noise, size in zip(noises, sizes, strict=True)]
+        least = min(values)
+        best.append(values.index(least))
+        gains.append(-least[0])
     costs = [size + rate * noise for noise, size in zip(problem.tensor_noise, problem.tensor_bytes, strict=True)]
     taken = _select(gains, costs, problem.links)
     chosen = problem.plan([b if t else None for b, t in zip(best, taken, strict=True)])

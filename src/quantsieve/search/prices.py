@@ -63,17 +63,21 @@ class Problem:
         return Plan({layer: options[c] for layer, options, c in chosen if c is not None})
 
     def with_free_riders(self, plan: Plan) -> Plan:
-        """The plan and every layer that costs neither noise nor bytes once the plan's tensors are on."""
+        """The plan and every layer that costs neither noise, bytes nor time once the plan's tensors are on."""
         on = {t for i, layer in enumerate(self.layers) if plan.is_quantized(layer) for t in self.links[i]}
         schemes = dict(plan.schemes)
         for index, layer in enumerate(self.layers):
             if not plan.is_quantized(layer) and on.issuperset(self.links[index]):
                 free = [
                     option
-                    for option, noise, size in zip(
-                        self.options[index], self.layer_noise[index], self.layer_bytes[index], strict=True
+                    for option, noise, size, ms in zip(
+                        self.options[index],
+                        self.layer_noise[index],
+                        self.layer_bytes[index],
+                        self.layer_ms[index],
+                        strict=True,
                     )
-                    if noise <= 0 and size <= 0
+                    if noise <= 0 and size <= 0 and ms <= 0
                 ]
                 if free:
                     schemes[layer] = free[0]

@@ -1,0 +1,5 @@
+"""Door of `python -m benchmarks.saturation`."""
+
+from benchmarks.saturation.run import main
+
+main()

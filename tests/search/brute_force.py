@@ -1,0 +1,77 @@
+"""Random search problems, and all plans of a small one counted out."""
+
+from itertools import product
+
+import numpy as np
+from hypothesis import strategies as st
+
+from quantsieve.search.prices import Problem
+
+SCHEMES = ("int8", "int8-channel")
+NOISE = st.just(0.0) | st.floats(1e-6, 1.0)
+SAVED = st.integers(-5000, 40)  # bytes of a layer: most save, a small one may cost more than it saves
+MS = st.floats(-1.0, 0.25).map(lambda ms: round(ms, 3))
+
+
+@st.composite
+def problems(draw, max_layers=8):
+    """Up to `max_layers` layers with one or two schemes, each forcing on one to three tensors that others share."""
+    num_layers = draw(st.integers(1, max_layers))
+    num_tensors = draw(st.integers(1, num_layers + 1))
+    options = [SCHEMES[: draw(st.integers(1, 2))] for _ in range(num_layers)]
+    some_tensors = st.lists(st.integers(0, num_tensors - 1), min_size=1, max_size=3, unique=True)
+
+    def table(elements):
+        return tuple(tuple(draw(elements) for _ in found) for found in options)
+
+    def row(elements):
+        return tuple(draw(elements) for _ in range(num_tensors))
+
+    return Problem(
+        layers=tuple(f"layer{i}" for i in range(num_layers)),
+        options=tuple(options),
+        layer_noise=table(NOISE),
+        layer_bytes=table(SAVED),
+        layer_ms=table(MS),
+        tensors=tuple(f"tensor{i}" for i in range(num_tensors)),
+        tensor_noise=row(NOISE),
+        tensor_bytes=row(st.integers(0, 10)),
+        tensor_ms=row(st.floats(0, 0.1).map(lambda ms: round(ms, 3))),
+        links=tuple(tuple(draw(some_tensors)) for _ in range(num_layers)),
+    )
+
+
+def every_plan(problem):
+    """(noise, bytes, milliseconds) of all plans, float64 [plans] each, straight from the definition."""
+    choices = np.asarray(list(product(*(range(-1, len(found)) for found in problem.options))))
+    totals = []
+    for layer_table, tensor_row in (
+        (problem.layer_noise, problem.tensor_noise),
+        (problem.layer_bytes, problem.tensor_bytes),
+        (problem.layer_ms, problem.tensor_ms),
+    ):
+        total = np.zeros(len(choices))
+        on = np.zeros((len(choices), len(problem.tensors)), bool)
+        for layer, values in enumerate(layer_table):
+            total += np.asarray([*values, 0.0])[choices[:, layer]]  # -1, float, takes the last
+            on[np.ix_(choices[:, layer] >= 0, list(problem.links[layer]))] = True
+        totals.append(total + on @ np.asarray(tensor_row, np.float64))
+    return tuple(totals)
+
+
+def small(links=((0,), (0,)), **changes):
+    """Two layers with one scheme on one tensor, each saving 100 bytes, or as `changes` say."""
+    num_tensors = 1 + max(t for found in links for t in found)
+    facts = {
+        "layers": tuple(f"layer{i}" for i in range(len(links))),
+        "options": (("int8",),) * len(links),
+        "layer_noise": ((0.1,),) * len(links),
+        "layer_bytes": ((-100,),) * len(links),
+        "layer_ms": ((0.0,),) * len(links),
+        "tensors": tuple(f"tensor{i}" for i in range(num_tensors)),
+        "tensor_noise": (0.5,) * num_tensors,
+        "tensor_bytes": (5,) * num_tensors,
+        "tensor_ms": (0.0,) * num_tensors,
+        "links": links,
+    }
+    return Problem(**{**facts, **changes})
