@@ -1,7 +1,6 @@
 """Written files: names, weights and numbers survive, and what was planned is what runs, with default options too."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -154,19 +153,6 @@ def test_each_layer_runs_in_the_precision_that_was_planned(tmp_path: Path, kit: 
             # A float Add between rounded tensors may run as integers: it has no weights, and its numbers are the same.
 
 
-@pytest.mark.parametrize(("network", "float_layer"), [("convolutions", "left"), ("convolutions", "depthwise"),
-                                                      ("reshaped", "conv"), ("reshaped", "square"),
-                                                      ("rows", "up")])  # fmt: skip
-@pytest.mark.usefixtures("no_guard")
-def test_without_its_guard_a_float_layer_is_quantized_at_load(tmp_path: Path, network: str, float_layer: str) -> None:
-    kit = kit_named(network)
-    plan = kit.plan(*(name for name in kit.options.schemes if name != float_layer), scheme="int8-channel")
-    path = planned.save_plan(tmp_path, kit, plan, exact_type())
-    assert ran(path, kit)[float_layer] == "int8"
-    outputs = planned.run_file(path, kit.feeds)
-    assert gap(outputs, planned.run_file(path, kit.feeds, "off"), output_steps(kit)) > 2 * KERNEL_STEPS
-
-
 def test_a_fully_quantized_network_has_no_float_layer(tmp_path: Path, kit: Kit) -> None:
     for scheme in ("int8", "int8-channel"):
         path = planned.save_plan(tmp_path, kit, kit.plan(scheme=scheme), exact_type())
@@ -192,14 +178,6 @@ def test_scales_and_zero_points_are_scalars_when_one_serves_all(tmp_path: Path, 
 
 def integer_convolutions(path: Path) -> int:
     return dict(OrtCpu().audit(path).op_counts).get("QLinearConv", 0)
-
-
-def test_convolutions_fuse_with_their_clip_and_relu(tmp_path: Path) -> None:
-    kit = kit_named("convolutions")
-    path = planned.save_plan(tmp_path, kit, kit.plan(scheme="int8"), exact_type())
-    counts = dict(OrtCpu().audit(path).op_counts)
-    assert integer_convolutions(path) == 5
-    assert not {"Clip", "Relu", "Conv", "FusedConv"} & set(counts)
 
 
 def test_with_vectors_for_scalars_a_clip_does_not_fuse(tmp_path: Path) -> None:
@@ -259,22 +237,3 @@ def test_a_bias_too_large_for_int32_is_kept_by_a_larger_weight_scale(tmp_path: P
 
 
 # --- predicted size -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", [None, 0, 1, 2, 3])
-@pytest.mark.parametrize("scheme", ["int8", "int8-channel"])
-def test_predicted_bytes_are_those_of_the_file(seed: int | None, scheme: str) -> None:
-    kit = kit_named("demo")
-    options = replace(kit.options, schemes={n: (s if "int8-channel" not in s else (scheme,)) for n, s in
-                                            kit.options.schemes.items()})  # fmt: skip
-    draw = np.random.default_rng(seed)
-    names = [n for n in options.schemes if seed is None or draw.random() < 0.6]
-    plan = Plan({name: options.schemes[name][0] for name in names})
-    parts = kit.parts()
-    empty = ir.to_proto(writing.write_plan(parts, writing.FLOAT_PLAN)).ByteSize()
-    costs = writing.count_bytes(parts, options, empty)
-    rounded = writing.place(kit.graph, kit.structure, plan).roots
-    predicted = sum(costs.layers[n][s] for n, s in plan.schemes.items()) + sum(costs.tensors[r] for r in rounded)
-    written = ir.to_proto(writing.write_plan(parts, plan)).ByteSize() - empty
-    assert written < -10_000
-    assert predicted == pytest.approx(written, rel=0.03)

@@ -237,15 +237,6 @@ def test_an_error_that_all_samples_share_is_corrected_away():
     np.testing.assert_allclose(prices.corrected(), [0], atol=1e-12)
 
 
-def test_independent_errors_have_no_common_part_on_average():
-    draw = np.random.default_rng(1)
-    found = [prices_of([*draw.standard_normal((4, 3)), 1, 0, 0]) for _ in range(4000)]
-    unclipped = [(4 * np.square(p.mean_vectors).sum() - p.mean()[0]) / 3 for p in found]
-    # The estimate is unbiased: its mean is |E e|^2 = 1, known within about 1.5 / sqrt(4000).
-    assert abs(np.mean(unclipped) - 1) < 0.1
-    assert all(0 <= p.common()[0] <= p.mean()[0] for p in found)
-
-
 def test_an_interval_shrinks_with_samples_and_holds_the_price():
     draw = np.random.default_rng(2)
     few, many = (prices_of(draw.standard_normal((count, 3))) for count in (4, 400))
