@@ -87,6 +87,15 @@ def test_every_option_says_its_default(command, capsys):
     assert "[default: " in capsys.readouterr().out or command == "inspect"
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_stands_on_the_documentation_page(command):
+    page = (Path(__file__).parents[1] / "docs" / "command-line.md").read_text(encoding="utf-8")
+    assert f"## {command}\n" in page
+    for parameter in cli.program.commands[command].params:
+        for name in (*parameter.opts, *parameter.secondary_opts):
+            assert f"`{name}" in page or not name.startswith("-"), name
+
+
 def test_version_is_the_packages(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("quantsieve 0.")

@@ -51,22 +51,43 @@ def test_quiet_shows_nothing(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_on_a_terminal_each_stage_has_a_bar_with_the_time_left():
-    stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=100, color_system=None)
-    with Bars(console) as bars:
+@pytest.fixture
+def terminal():
+    return Console(file=io.StringIO(), force_terminal=True, width=100, height=25, color_system=None)
+
+
+def last_frame(console):
+    """The lines that a user sees at the end; rich redraws all of them each time."""
+    return [line.rstrip() for line in console.file.getvalue().split("\x1b[2K")[-1].splitlines()]
+
+
+def test_on_a_terminal_each_stage_has_a_bar_with_the_time_left(terminal):
+    with Bars(terminal) as bars:
         bars(Step("calibrate", "ranges", 1, 4, 30))
-        bars(Step("search", "candidate 3: [programme]"))
         bars._display.refresh()
-        shown = stream.getvalue()
-    assert "30 s left" in shown or "calibrate" in shown
-    assert "candidate 3: [programme]" in shown
-    assert "4/4" in stream.getvalue()
+        assert "1/4" in last_frame(terminal)[0]
+        assert "30 s left" in last_frame(terminal)[0]
+        bars(Step("search", "candidate 3: [programme] " + "long " * 40, 2))
+        bars._display.refresh()
+        finished, current = last_frame(terminal)[:2]
+    assert "✓ calibrate" in finished
+    assert "4/4" in finished
+    assert "candidate 3: [programme]" in current
+    assert max(map(len, last_frame(terminal))) <= 100
 
 
-def test_bars_are_taken_down_when_the_command_fails():
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    bars = Bars(console)
+def test_a_stage_that_is_taken_up_again_moves_below_the_others(terminal):
+    with Bars(terminal) as bars:
+        bars(Step("search", "the float model"))
+        bars(Step("calibrate", "ranges", 4, 4))
+        bars(Step("search", "candidate 8", 7))
+    names = [line.split()[1] for line in last_frame(terminal) if "/" in line]
+    assert names == ["calibrate", "search"]
+    assert "7/7" in last_frame(terminal)[1]
+
+
+def test_bars_are_taken_down_when_the_command_fails(terminal):
+    bars = Bars(terminal)
     with pytest.raises(RuntimeError), bars:
         raise RuntimeError
     assert not bars._display.live.is_started

@@ -10,11 +10,13 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
-from rich.text import Text
+from rich.table import Column
 
 from quantsieve.run.progress import Progress, Silent, Step
 
 LINE_EVERY_S = 15.0  # at most, within one stage: logs of a whole night must stay readable
+
+_OTHER_COLUMNS = 60  # columns of a bar without its text
 
 
 @contextmanager
@@ -67,16 +69,20 @@ class Bars:
     """A bar a stage; finished ones stay above the one at work. Threads may share it."""
 
     def __init__(self, console: Console):
+        # rich would shrink the names of the stages to make room for a long text.
+        text_width = max(10, console.width - _OTHER_COLUMNS)
+        text_column = Column(no_wrap=True, overflow="ellipsis", max_width=text_width)
         self._display = RichProgress(
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TextColumn("{task.fields[left]}", markup=False),
-            TextColumn("{task.fields[text]}", markup=False, style="dim", table_column=None),
+            TextColumn("{task.fields[text]}", markup=False, style="dim", table_column=text_column),
             console=console,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._stage = ""
         self._turn = threading.Lock()
 
     def __enter__(self) -> "Bars":
@@ -85,25 +91,32 @@ class Bars:
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
-            self._finish_all()
+            self._finish()
         self._display.stop()
 
     def __call__(self, step: Step) -> None:
         with self._turn:
-            if step.stage not in self._tasks:
-                self._finish_all()
-                self._tasks[step.stage] = self._display.add_task(step.stage, total=None, left="", text="")
+            if step.stage != self._stage:
+                self._begin(step.stage)
             left = "" if step.eta_s is None else f"{time_left(step.eta_s)} left"
             self._display.update(
                 self._tasks[step.stage],
                 completed=step.done,
                 total=step.total or None,
                 left=left,
-                text=Text(step.text).plain,
+                text=step.text,
             )
 
-    def _finish_all(self) -> None:
-        for task in self._tasks.values():
-            total = self._display.tasks[task].total
-            done = self._display.tasks[task].completed if total is None else total
-            self._display.update(task, completed=done, total=max(done, 1), left="", text="")
+    def _begin(self, stage: str) -> None:
+        """A bar below all others; a stage that was left and is taken up again moves there."""
+        self._finish()
+        if stage in self._tasks:
+            self._display.remove_task(self._tasks[stage])
+        self._tasks[stage] = self._display.add_task(stage, total=None, left="", text="")
+        self._stage = stage
+
+    def _finish(self) -> None:
+        if self._stage in self._tasks:
+            task = self._display.tasks[self._display.task_ids.index(self._tasks[self._stage])]
+            total = max(task.total or task.completed, 1)
+            self._display.update(task.id, completed=total, total=total, left="", text="")
