@@ -371,7 +371,7 @@ def test_scan_quantize_and_evaluate_print_their_results(model, tmp_path, capsys)
     assert lines[0].split()[:2] == ["file", "bytes"]
     assert "failed" not in lines[1]
     assert "failed" in lines[2]
-    assert any("broken.onnx failed (" in line for line in lines)
+    assert "broken.onnxfailed(" in "".join("".join(lines).split())  # wherever a long path wraps
 
 
 def test_tune_and_report_print_one_document_each(model, tmp_path, capsys):
