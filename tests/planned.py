@@ -68,6 +68,15 @@ def kit_of(model: onnx.ModelProto, feeds: Feeds) -> Kit:
     return Kit(model, graph, structure, executor, calibration, options, feeds)
 
 
+def exposed(kit: Kit) -> Kit:
+    """The same network with the output of every layer as a graph output, so that a run shows all tensors."""
+    model = onnx.ModelProto.FromString(kit.original.SerializeToString())
+    have = {value.name for value in model.graph.output}
+    more = [layer.output for layer in kit.structure.layers if layer.output not in have]
+    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in more)
+    return kit_of(model, kit.feeds)
+
+
 def save_plan(folder: Path, kit: Kit, plan: Plan, weight_type: str = "s8", name: str = "plan.onnx") -> Path:
     path = folder / name
     onnx.save(ir.to_proto(write_plan(kit.parts(weight_type), plan)), path)
@@ -207,6 +216,23 @@ def single_product(product: str, weight: float = 1.0, bias: float = 0.2) -> Kit:
         del c["b"]
     model = _model([made], c, [16], {"y": ["batch", 16]})
     return kit_of(model, {"x": np.random.default_rng(7).normal(size=(16, 16)).astype(np.float32)})
+
+
+def fragile() -> Kit:
+    """Conv+Relu, a Conv+Relu with weights near 1e-6 and biases near 5, Conv."""
+    c = _Constants(8)
+    one = {"kernel_shape": [1, 1]}
+    nodes = [
+        node("Conv", ["x", c.weights("w1", 8, 3, 1, 1), c.bias("b1", 8)], ["c1"], "first", **one),
+        node("Relu", ["c1"], ["r1"], "first_relu"),
+        node("Conv", ["r1", c.weights("w2", 8, 8, 1, 1), c.bias("b2", 8)], ["c2"], "tiny", **one),
+        node("Relu", ["c2"], ["r2"], "tiny_relu"),
+        node("Conv", ["r2", c.weights("w3", 4, 8, 1, 1), c.bias("b3", 4)], ["y"], "last", **one),
+    ]
+    c["w2"] *= np.float32(1e-6)
+    c["b2"] += np.float32(5)
+    model = _model(nodes, c, [3, 4, 4], {"y": ["batch", 4, 4, 4]})
+    return kit_of(model, {"x": np.random.default_rng(9).normal(size=(8, 3, 4, 4)).astype(np.float32)})
 
 
 def saturating() -> Kit:

@@ -1,6 +1,7 @@
 """What a user can get wrong: one paragraph that names it, exit code 1 (2 for wrong usage), nothing lost."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ from PIL import Image
 
 import small_network
 from quantsieve import api, cli
-from quantsieve.errors import QuantsieveError
+from quantsieve.errors import QuantsieveError, UsageError
 from quantsieve.run.store import Store
 
 QUICK = ("--samples", "8", "--max-trials", "1", "--quiet")
@@ -119,6 +120,13 @@ def test_one_nan_among_the_final_outputs_is_refused_or_counted(small_model, tmp_
         api.tune(model, {"x": x}, tmp_path / "run", samples=8, max_trials=1)
 
 
+def test_nan_in_the_calibration_samples_is_told_as_the_reason(small_model, small_data, tmp_path):
+    own = {"x": small_network.images(20)}
+    own["x"][3] = np.nan
+    found = api.tune(small_model, small_data, tmp_path / "run", calibration_data=own, samples=8)
+    assert any("NaN" in note for note in found.summary.notes)
+
+
 # --- data -----------------------------------------------------------------------------------------------------
 
 
@@ -134,6 +142,40 @@ def wrong(name: str) -> dict[str, np.ndarray]:
         "few": {"x": x[:9]},
         "none": {"x": x[:0]},
     }[name]
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("name", ["pictures", "x"]),
+        ("shape", ["3, 8, 8", "1, 8, 8"]),
+        ("dtype", ["float32", "int64"]),
+        ("lengths", ["60", "59"]),
+        ("labels", ["4"]),
+        ("negative", ["-1"]),
+        ("few", ["9", "samples"]),
+        ("none", ["0"]),
+    ],
+)
+def test_wrong_arrays_are_refused_with_what_was_expected_and_found(tune, tmp_path, name, words):
+    said = tune(small_network.save_arrays(tmp_path / "d.npz", wrong(name)))
+    normal = re.sub(r"[×x]", "x", said)
+    assert all(word in normal for word in words), said
+
+
+def test_a_wrong_label_of_a_final_sample_is_found_before_the_search(small_model, tmp_path):
+    refusals = 0
+    for number in range(0, 60, 10):
+        arrays = small_network.arrays(small_model, count=60)
+        arrays["labels"][number] = 77
+        run = tmp_path / f"run{number}"
+        try:
+            api.tune(small_model, arrays, run, samples=8, max_trials=1)
+        except QuantsieveError as error:
+            assert "77" in str(error)
+            assert not {"evaluate", "sensitivity"} & {stage.name for stage in (run / "facts").iterdir()}
+            refusals += 1
+    assert refusals >= 3  # labels of calibration samples are not used
 
 
 def test_absent_data_are_named(tune, tmp_path):
@@ -291,4 +333,33 @@ def test_a_read_only_output_folder_is_refused(refused, small_disk, small_model, 
 def test_wrong_usage_ends_with_2(refused, small_model, small_data, tmp_path, options):
     given = [str(small_data) if option == "DATA" else option for option in options]
     refused("tune", small_model, "-o", tmp_path / "run", "--quiet", *given, code=2)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"data": True, "synthetic": 20},
+        {"data": True, "schemes": ()},
+        {"data": True, "schemes": ("int9",)},
+        {"data": True, "metric": "top9"},
+        {"data": True, "max_trials": 0},
+        {"data": True, "max_drop": -0.1},
+        {"data": True, "max_drop": float("nan")},
+        {"data": True, "threads": 0},
+        {"data": True, "samples": 0},
+        {"data": True, "max_samples": 0},
+        {"data": True, "workers": 0},
+        {"data": True, "timeout": -1.0},
+        {"data": True, "limit_s": 0.0},
+        {"data": True, "seed": -1},
+        {"data": True, "weight_type": "s9"},
+    ],
+    ids=str,
+)
+def test_wrong_arguments_of_the_python_function_are_usage_errors(small_model, small_data, tmp_path, options):
+    given = {**options, "data": small_data} if options.get("data") else options
+    with pytest.raises(UsageError):
+        api.tune(small_model, run=tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()

@@ -5,6 +5,7 @@ iterable of feeds. Models are paths; the file is never changed.
 """
 
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -97,7 +98,7 @@ class ScanResult:
             "model_key": self.model_key,
             "measure": "mean relative squared error of the float outputs, simulated; higher is worse",
             "num_samples": self.num_samples,
-            "layers": [asdict(price) for price in ranked],
+            "layers": [_price(price) for price in ranked],
             "refusals": dict(self.refusals),
             "notes": list(self.notes),
         }
@@ -399,13 +400,14 @@ def _read_plan(plan: str | os.PathLike[str] | Mapping[str, str], options: Option
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         layers = {str(name): str(scheme) for name, scheme in document["layers"].items()}
+        named = tuple(str(repair) for repair in document.get("repairs", repairs))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             'a plan: JSON with "layers": {layer: scheme}',
             f"{path.name}, which is none ({type(error).__name__}: {error})",
             "Take a plan.json of a run folder as an example.",
         ) from error
-    return Plan(layers, repairs)
+    return Plan(layers, tuple(repair for repair in named if repair in repairs))  # as far as they are asked for
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -450,6 +452,16 @@ def _write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError("a place to write the result", f"{path}: {error}", "Choose another output.") from error
+
+
+def _price(price: Price) -> dict[str, object]:
+    """One sample alone has an interval without end, which JSON cannot say."""
+    bounds = {
+        name: value if math.isfinite(value) else None
+        for name, value in asdict(price).items()
+        if name in ("low", "high")
+    }
+    return {**asdict(price), **bounds}
 
 
 def _outcome(path: str, found: Measured | Failed, size: int) -> dict[str, object]:

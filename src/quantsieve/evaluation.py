@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from quantsieve.data import Samples, batches
+from quantsieve.errors import InputError
 from quantsieve.targets.base import Target, TargetFailure
 from quantsieve.tasks import Task, logit_mse, sqnr_db
 from quantsieve.tasks import get as get_task
@@ -151,9 +152,10 @@ def _errors(outputs: Mapping[str, np.ndarray], reference: Reference, bad: np.nda
 def _agreement(
     task: Task, outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], bad: np.ndarray
 ) -> np.ndarray:
-    if not any(a.dtype.kind == "f" and a.ndim >= 2 and a.shape[-1] > 1 for a in reference.values()):
-        return np.where(bad, 0.0, 1.0)  # nothing to take a label from
-    return task.score(outputs, reference, None)
+    try:
+        return task.score(outputs, reference, None)
+    except InputError:  # no output has an axis of classes: nothing to take a label from
+        return np.where(bad, 0.0, 1.0)
 
 
 def _sqnr(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:

@@ -86,7 +86,9 @@ class Search:
         line = self.line
         self._try(Plan({}), "float", None)
         if not line.options.schemes:
-            line.notes.append("no layer of this model can be quantized: the model is handed on as it is")
+            reasons = list(dict.fromkeys(line.options.refusals.values()))
+            why = f" ({'; '.join(reasons[:3])}{'; ...' if len(reasons) > 3 else ''})" if reasons else ""
+            line.notes.append(f"no layer of this model can be quantized{why}: the model is handed on as it is")
             self._finish()
             return
         accounts = Accounts(line.prices, line.costs, line.schemes[0].activation, line.settings.bias_correction)

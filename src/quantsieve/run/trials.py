@@ -136,13 +136,23 @@ class Trials:
 
         def compute() -> Reference:
             outputs = self._outputs(exam)
-            get_task(exam.task).check(outputs, exam.labels)
+            self._check(outputs, exam)
             return Reference(outputs, output_variance(outputs))
 
         key = content_key("reference", VERSION, self._circumstances(exam), [self.line.model_key])
         if self._reference is None or self._reference[0] != key:
             self._reference = (key, self.line.fact("reference", key, Reference, compute))
         return self._reference[1]
+
+    def _check(self, outputs: evaluation.Outputs, exam: Exam) -> None:
+        """Raises InputError for outputs or labels that do not fit. The final samples' labels are looked at with the
+        search samples': a wrong one would else be found at the very end."""
+        task, labels = get_task(exam.task), exam.labels
+        task.check(outputs, labels)
+        if labels is not None and exam.split == "search":
+            rest = self.line.samples.labels[self.line.split.final]  # type: ignore[index]
+            rows = np.arange(len(rest)) % len(labels)  # only the classes of these outputs matter here
+            task.check({name: array[rows] for name, array in outputs.items()}, rest)
 
     def _circumstances(self, exam: Exam) -> dict[str, object]:
         task = get_task(exam.task)
