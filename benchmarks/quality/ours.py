@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.quality.accounting import cpu_seconds, run_counted
+from benchmarks.quality.accounting import StageClock, cpu_seconds, run_counted
 from benchmarks.quality.records import Entry, Method, entry_from, entry_json
 from benchmarks.quality.zoo import SEED, THREADS, ZooModel, open_model
 
@@ -34,7 +34,7 @@ def tune_counted(model: ZooModel, zoo: Path, schemes: Sequence[str]) -> Method:
         f"seconds of the scan, the search and both evaluations; {len(entries)} of the models reached the final samples",
         *document["notes"],
     )
-    return Method(entries, cpu_s - document["uncounted_s"], document["num_measured"], notes)
+    return Method(entries, cpu_s - document["uncounted_s"], document["num_measured"], notes, document["stages"])
 
 
 def size_reduction_kept(model: ZooModel, zoo: Path, schemes: Sequence[str], max_drop: float) -> dict[str, Any]:
@@ -75,12 +75,14 @@ def _main(arguments: Sequence[str]) -> None:
     model = open_model(options.model, options.zoo)
     model.warm()
     uncounted_s = cpu_seconds()
-    result = _tune(model, options)
-    document = {"uncounted_s": uncounted_s, **_document(result, model)}
+    clock = StageClock("start")
+    result = _tune(model, options, clock)
+    clock.close()
+    document = {"uncounted_s": uncounted_s, "stages": clock.seconds, **_document(result, model)}
     options.out.write_text(json.dumps(document), encoding="utf-8")
 
 
-def _tune(model: ZooModel, options: argparse.Namespace) -> Any:
+def _tune(model: ZooModel, options: argparse.Namespace, clock: StageClock) -> Any:
     import quantsieve
 
     return quantsieve.tune(
@@ -93,6 +95,7 @@ def _tune(model: ZooModel, options: argparse.Namespace) -> Any:
         max_drop=options.max_drop,
         seed=SEED,
         threads=THREADS,
+        progress=lambda step: clock.enter(step.stage),
     )
 
 

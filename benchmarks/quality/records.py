@@ -42,6 +42,7 @@ class Method:
     cpu_s: float
     num_measured: int
     notes: tuple[str, ...] = ()
+    stages: Mapping[str, float] = field(default_factory=dict)  # processor seconds by stage, where known
 
     @property
     def cpu_s_per_model(self) -> float:
