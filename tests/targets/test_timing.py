@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from math import comb
 
 import numpy as np
@@ -88,6 +89,16 @@ def test_timing_stops_at_its_seconds_but_not_before_the_least_rounds() -> None:
     assert len(interleave(models, FEEDS, Timing(rounds=50, warmup_s=0, max_seconds=10), clock)[0]) == 5
     slow = [clock.model(name, lambda _: 100.0) for name in "cd"]
     assert len(interleave(slow, FEEDS, Timing(rounds=50, warmup_s=0, max_seconds=10), clock)[0]) == 3
+
+
+def test_timing_stops_when_every_median_is_known_well_enough() -> None:
+    clock = Clock()
+    steady = clock.model("a", lambda _: 0.002)
+    noisy = clock.model("b", lambda number: 0.002 + 0.004 * (number % 2))
+    settings = Timing(rounds=60, min_rounds=10, warmup_s=0, precision=0.02)
+    assert len(interleave([steady], FEEDS, settings, clock)[0]) == 10
+    assert len(interleave([steady, noisy], FEEDS, settings, clock)[0]) == 60
+    assert len(interleave([steady], FEEDS, replace(settings, precision=0.0), clock)[0]) == 60
 
 
 def test_timing_without_feeds_is_wrong_usage() -> None:

@@ -78,6 +78,7 @@ class FolderSamples:
             self._preprocess.check((image.height, image.width), self._spec, image.listed.name)
         labels = [image.listed.label for image in self._images if image.listed.label is not None]
         self.labels = read_only(np.array(labels, dtype=np.int64)) if labels else None
+        self._digest: str | None = None
         self.notes: tuple[str, ...] = (
             *listing.notes,
             *skipped,
@@ -109,10 +110,13 @@ class FolderSamples:
         return {self._spec.name: self._preprocess.apply(image, self._spec)}
 
     def fingerprint(self) -> str:
+        if self._digest is not None:
+            return self._digest
         parts: list[str | np.ndarray] = ["images", str(self._spec.dtype), str(self._spec.shape)]
         parts += [self._preprocess.to_toml(), *(image.digest for image in self._images)]
         parts += ["no labels"] if self.labels is None else ["labels", self.labels]
-        return content_digest(parts)
+        self._digest = content_digest(parts)
+        return self._digest
 
 
 def _read_all(images: Sequence[Listed], folder: Path, skip_bad: bool) -> tuple[list[_Readable], list[str]]:

@@ -7,6 +7,7 @@ of the report says the same.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from quantsieve.evaluation import Estimate, Failed, Measured
@@ -70,7 +71,7 @@ class Prediction:
     num_finalists: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Summary:
     """A run, ready to be reported. Ids are plan ids; layers are in graph order."""
 
@@ -113,7 +114,7 @@ class Summary:
         """The float model."""
         return next((c for c in self.candidates if is_float(c)), None)
 
-    @property
+    @cached_property
     def names(self) -> dict[str, tuple[str, ...]]:
         """id -> 'recommended', 'best quality', 'smallest', 'fastest', as far as they are its names."""
         found: dict[str, tuple[str, ...]] = {}

@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from quantsieve.evaluation import Failed, Measured
 from quantsieve.front import Candidate, find_front, recommend
@@ -262,7 +261,7 @@ class Search:
             metric_text=task.description,
             data=line.sources.samples.name,
             synthetic=line.sources.synthetic,
-            splits=Splits(len(line.split.calibration), len(line.split.search), len(line.split.final)),
+            splits=Splits(len(line.split.calibration), len(self.trials.exams["search"].indices), len(line.split.final)),
             seed=line.settings.seed,
             environment={**self.trials.environment, "target": line.target.name},
             saturation=self._saturation_text(),
@@ -384,8 +383,17 @@ def _prediction(candidates: Sequence[Candidate]) -> Prediction | None:
     if not pairs:
         return None
     predicted, measured = (np.asarray(side) for side in zip(*pairs, strict=True))
-    rank = float(spearmanr(predicted, measured).statistic) if len(pairs) > 2 else None
+    rank = _rank_correlation(predicted, measured) if len(pairs) > 2 else None
     return Prediction(float(np.median(predicted / measured)), rank, len(pairs))
+
+
+def _rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Spearman's; None where one side has no order. By hand, since scipy.stats takes half a second to import, in every run."""
+    ranks = []
+    for values in (a, b):
+        _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[group])  # ties share their mean rank
+    return float(np.corrcoef(*ranks)[0, 1]) if min(np.ptp(rank) for rank in ranks) > 0 else None
 
 
 def _finite(value: float) -> float | None:

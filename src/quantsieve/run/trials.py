@@ -30,9 +30,12 @@ from quantsieve.tasks import choose, output_variance
 from quantsieve.tasks import get as get_task
 from quantsieve.weights import NO_CORRECTIONS
 
-VERSION = 2
+VERSION = 3
 KILLED = "SIGKILL"  # nothing in a model sends it: somebody outside did
-EVALUATION_BYTES = 64 << 20  # of inputs sent to the target in one batch
+EVALUATION_BYTES = 16 << 20  # of inputs sent to the target in one batch
+SEARCH_SAMPLES = 256  # most that a candidate is measured on: a squared error needs no more to tell plans apart
+PRECISION = 0.02  # of a median latency, at which timing ends
+EVALUATION_BATCH = 128  # most samples of it
 
 Answer = TypeVar("Answer")
 
@@ -108,14 +111,17 @@ class Trials:
         batch = 1
         if self.line.is_batched:
             sample = self.line.samples.feed(int(indices[0]))
-            batch = int(np.clip(EVALUATION_BYTES // max(1, sum(a.nbytes for a in sample.values())), 1, 32))
+            batch = int(
+                np.clip(EVALUATION_BYTES // max(1, sum(a.nbytes for a in sample.values())), 1, EVALUATION_BATCH)
+            )
         return Exam(split, self.line.samples, indices, task, batch)
 
     @cached_property
     def exams(self) -> Mapping[str, Exam]:
         split = self.line.split
+        count = max(SEARCH_SAMPLES, len(self.line.scan_indices))  # simulation and measurement share the scan samples
         return {
-            "search": self._exam("search", split.search, self.task),
+            "search": self._exam("search", split.search[:count], self.task),
             "final": self._exam("final", split.final, self.task),
         }
 
@@ -248,7 +254,13 @@ class Trials:
         def compute() -> Times:
             paths = [self.store.root / built[id].path for id in ids]
             feeds = [self.line.samples.feed(int(i)) for i in samples]
-            timing = Timing(rounds=60, min_rounds=7, warmup_s=min(2.0, seconds / 8), max_seconds=seconds)
+            timing = Timing(
+                rounds=60,
+                min_rounds=10,
+                warmup_s=min(2.0, seconds / 8),
+                max_seconds=seconds,
+                precision=PRECISION,
+            )
             try:
                 rounds = self.target.latency(paths, feeds, timing)
             except TargetFailure as failure:

@@ -53,7 +53,8 @@ class TargetFailure(QuantsieveError):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long to time: at most `rounds` rounds or `max_seconds`, never fewer than `min_rounds`.
+    """How long to time: at most `rounds` rounds or `max_seconds`, never fewer than `min_rounds`, and no longer than
+    until every model's median is known to `precision` (half its 95 % interval over it; 0 for all rounds).
 
     One round runs every model once, in an order drawn anew from `seed`. Before that, rounds that are thrown
     away until the times are stable, at most `warmup_s` seconds. Threads belong to the target, whose
@@ -64,13 +65,14 @@ class Timing:
     min_rounds: int = 3
     warmup_s: float = 2.0
     max_seconds: float = 30.0
+    precision: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_rounds <= self.rounds or self.warmup_s < 0 or self.max_seconds <= 0:
+        if not 1 <= self.min_rounds <= self.rounds or min(self.warmup_s, self.precision) < 0 or self.max_seconds <= 0:
             raise UsageError(
-                "1 <= min_rounds <= rounds, warmup_s >= 0 and max_seconds > 0",
-                f"{self.min_rounds}, {self.rounds}, {self.warmup_s} and {self.max_seconds}",
+                "1 <= min_rounds <= rounds, warmup_s and precision >= 0, and max_seconds > 0",
+                f"{self.min_rounds}, {self.rounds}, {self.warmup_s}, {self.precision} and {self.max_seconds}",
                 "Correct the timing settings.",
             )
 

@@ -24,7 +24,9 @@ from quantsieve.targets.base import Feeds, Predict, Timing
 
 Clock = Callable[[], float]
 _WINDOW = 5  # warm-up compares the medians of two windows of this many rounds
-_STABLE = 0.05  # and ends when no model's median moved by more than this part
+_STABLE = 0.05  # and ends when their sum moved by no more than this part,
+_STABLE_EACH = 0.2  # and no model's own by more than this: of many models one always has a bad moment
+_CHECK_EVERY = 5  # rounds between two looks at the precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ def interleave(
         while len(rounds) < timing.rounds:
             if len(rounds) >= timing.min_rounds and clock() - start >= timing.max_seconds:
                 break
+            if len(rounds) % _CHECK_EVERY == 0 and len(rounds) >= timing.min_rounds and _is_precise(rounds, timing):
+                break
             rounds.append(_round(models, feeds[len(rounds) % len(feeds)], order, clock))
     finally:
         if was_enabled:
@@ -96,7 +100,13 @@ def _warm_up(
 def _is_stable(rounds: Sequence[Sequence[float]]) -> bool:
     before = [median(times) for times in zip(*rounds[-2 * _WINDOW : -_WINDOW], strict=True)]
     after = [median(times) for times in zip(*rounds[-_WINDOW:], strict=True)]
-    return all(abs(a - b) <= _STABLE * b for a, b in zip(after, before, strict=True))
+    each = all(abs(a - b) <= _STABLE_EACH * b for a, b in zip(after, before, strict=True))
+    return each and abs(sum(after) - sum(before)) <= _STABLE * sum(before)
+
+
+def _is_precise(rounds: Sequence[Sequence[float]], timing: Timing) -> bool:
+    found = [summarize(times) for times in zip(*rounds, strict=True)]
+    return all(x.high_ms - x.low_ms <= 2 * timing.precision * x.median_ms for x in found) and timing.precision > 0
 
 
 def summarize(ms: Sequence[float]) -> Latency:
