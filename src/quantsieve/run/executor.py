@@ -388,12 +388,12 @@ def _prediction(candidates: Sequence[Candidate]) -> Prediction | None:
 
 
 def _rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Spearman's; None where one side has no order. By hand, since scipy.stats takes half a second to import, in every run."""
+    """Spearman's; None where one side has no order. By hand: importing scipy.stats would cost each run half a second."""
     ranks = []
     for values in (a, b):
         _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
         ranks.append((np.cumsum(counts) - (counts - 1) / 2)[group])  # ties share their mean rank
-    return float(np.corrcoef(*ranks)[0, 1]) if min(np.ptp(rank) for rank in ranks) > 0 else None
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1]) if min(np.ptp(rank) for rank in ranks) > 0 else None
 
 
 def _finite(value: float) -> float | None:
