@@ -92,8 +92,10 @@ class _Moments:
     count: int = 0
     total: float = 0.0
     squares: float = 0.0
+    bad: int = 0  # samples with a value that is not finite
 
     def add(self, array: np.ndarray) -> None:
+        self.bad += int((~np.isfinite(array)).reshape(len(array) if array.ndim else 1, -1).any(axis=1).sum())
         wide = array.astype(np.float64)
         self.count += wide.size
         self.total += float(wide.sum())
@@ -142,9 +144,16 @@ class Collector:
         self._num_samples += num_samples
 
     def finish(self) -> Calibration:
-        """Raises InputError when no sample came."""
+        """Raises InputError when no sample came, and for float outputs that are not finite."""
         if self._num_samples == 0:
             raise InputError("at least one calibration sample", "none", "Give more data.")
+        for name, moments in self._outputs.items():
+            if moments.bad:
+                raise InputError(
+                    f"finite float outputs '{name}' of the float model on the calibration samples",
+                    f"NaN or infinity in {moments.bad} of {self._num_samples}",
+                    "Remove these samples, or mend the model.",
+                )
         ranges = {
             root: Range(sketch.low, sketch.high, sketch.non_finite)
             for root, sketch in self._ranges.items()

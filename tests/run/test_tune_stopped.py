@@ -16,8 +16,10 @@ from run_folders import essence, numbers, stages_begun, start
 from quantsieve import api
 from quantsieve.errors import QuantsieveError
 from quantsieve.evaluation import Failed, Measured
+from quantsieve.run.line import Line
 from quantsieve.run.progress import Step
 from quantsieve.run.store import Store
+from quantsieve.run.trials import Deadline
 
 OPTIONS = ("--samples", 8, "--quiet")
 
@@ -83,6 +85,42 @@ def test_a_timeout_leaves_a_report_of_what_is_there_and_the_same_command_goes_on
 def test_a_timeout_that_is_long_enough_stops_nothing(small_model, small_data, tmp_path):
     found = api.tune(small_model, small_data, tmp_path / "run", timeout=500, max_trials=50, samples=8)
     assert found.summary.stopped == "done"
+
+
+@pytest.mark.parametrize("stage, found_quantized", [("calibrate", False), ("sensitivity", True)])
+def test_time_that_is_over_within_a_stage_ends_it_and_the_same_command_goes_on(
+    stage, found_quantized, small_model, small_data, tmp_path, monkeypatch
+):
+    now = [0.0]
+
+    def progress(step):
+        now[0] += 1000.0 * (step.stage == stage)
+
+    monkeypatch.setattr(api, "Deadline", lambda seconds: Deadline(seconds, lambda: now[0]))
+    found = api.tune(small_model, small_data, tmp_path / "run", timeout=500, samples=8, workers=1, progress=progress)
+    assert found.summary.stopped == "timeout"
+    assert any(c.plan.quantized() for c in found.candidates) == found_quantized
+    assert (tmp_path / "run" / "report" / "report.json").is_file()
+    again = api.tune(small_model, small_data, tmp_path / "run", samples=8, workers=1)
+    assert again.summary.stopped == "done"
+    plain = api.tune(small_model, small_data, tmp_path / "plain", samples=8, workers=1)
+    assert {c.id for c in again.candidates} == {c.id for c in plain.candidates}
+
+
+def test_time_that_is_over_between_two_batches_of_the_scan_leaves_plans_by_the_first(
+    small_model, small_data, tmp_path, monkeypatch
+):
+    now = [0.0]
+
+    def progress(step):
+        now[0] += 1000.0 * (step.stage == "sensitivity" and step.done > 600)
+
+    monkeypatch.setattr(Line, "batch", 4)
+    monkeypatch.setattr(api, "Deadline", lambda seconds: Deadline(seconds, lambda: now[0]))
+    found = api.tune(small_model, small_data, tmp_path / "run", timeout=500, samples=8, workers=1, progress=progress)
+    assert found.summary.stopped == "timeout"
+    assert any("scan was ended by the time limit after 4 samples" in note for note in found.summary.notes)
+    assert found.summary.settings["scan_samples"] == 4
 
 
 # --- Ctrl-C ---------------------------------------------------------------------------------------------------

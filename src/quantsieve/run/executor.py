@@ -17,7 +17,7 @@ from quantsieve.evaluation import Failed, Measured
 from quantsieve.front import Candidate, find_front, recommend
 from quantsieve.plan import BIAS, Plan, full_plan
 from quantsieve.reports.summary import LayerFacts, Prediction, Price, Splits, Summary
-from quantsieve.run.line import Line
+from quantsieve.run.line import Line, TimeUp
 from quantsieve.run.progress import Step
 from quantsieve.run.spec import Limits
 from quantsieve.run.trials import Built, Deadline, Trials
@@ -73,8 +73,12 @@ class Search:
     def run(self) -> Summary:
         """Walk the line as far as the limits let it. Ctrl-C ends it with what is there; it is passed on where
         nothing is, for a summary would first have to do the work that was interrupted."""
+        self.line.is_over = lambda: self.deadline.is_over(SEARCH_SHARE)
         try:
             self._walk()
+        except TimeUp:
+            self.stopped = "timeout"
+            self._finish()
         except KeyboardInterrupt:
             if not self.done:
                 raise
@@ -84,15 +88,24 @@ class Search:
     def _walk(self) -> None:
         line = self.line
         self._try(Plan({}), "float", None)
+        self.trials.reference("final")  # float outputs that are no numbers are refused before the work
         if not line.options.schemes:
             reasons = list(dict.fromkeys(line.options.refusals.values()))
             why = f" ({'; '.join(reasons[:3])}{'; ...' if len(reasons) > 3 else ''})" if reasons else ""
             line.notes.append(f"no layer of this model can be quantized{why}: the model is handed on as it is")
             self._finish()
             return
+        for plan, origin in self._full():  # before the scan: an early end leaves them
+            if self._must_stop():
+                self._finish()
+                return
+            self._try(plan, origin, None)
         accounts = Accounts(line.prices, line.costs, line.schemes[0].activation, line.settings.bias_correction)
         problem = make_problem(line.graph, line.structure, line.options, accounts)
         self.problem = problem
+        for trial in self.done.values():
+            if trial.plan.quantized():
+                trial.predicted = problem.predict(trial.plan).noise
         for plan, origin in self._queue(problem):
             if self._must_stop():
                 break
@@ -110,11 +123,13 @@ class Search:
     def repairs(self) -> tuple[str, ...]:
         return (BIAS,) if self.line.settings.bias_correction else ()
 
+    def _full(self) -> Iterator[tuple[Plan, str]]:
+        for name in self.line.settings.schemes:
+            yield replace(full_plan(self.line.options, name), repairs=self.repairs), f"full {name}"
+
     def _queue(self, problem: Problem) -> Iterator[tuple[Plan, str]]:
         """Plans in the order in which they are worth trying, so that an early end leaves a useful front."""
         options, names = self.line.options, self.line.settings.schemes
-        for name in names:
-            yield replace(full_plan(options, name), repairs=self.repairs), f"full {name}"
         programme = list(self._programme(problem))
         middle = len(programme) // 2
         yield from programme[middle:]
@@ -279,7 +294,7 @@ class Search:
             settings={
                 "weight_type": self.trials.weight_type,
                 "bias_correction": line.settings.bias_correction,
-                "scan_samples": len(line.scan_indices),
+                "scan_samples": 0 if self.problem is None else line.prices.num_samples,
                 "prepare": prepared.steps,
             },
             elapsed_s=self.deadline.elapsed(),
@@ -287,7 +302,7 @@ class Search:
             prediction=_prediction(candidates),
             notes=(
                 *prepared.notes,
-                *line.calibration.notes,
+                *(line.calibration.notes if line.is_calibrated else ()),
                 *line.sources.notes(),
                 *dict.fromkeys(line.notes),
             ),
@@ -336,7 +351,7 @@ class Search:
         return f"Signed 8-bit weights {here}. {elsewhere}"
 
     def _layer_facts(self) -> tuple[LayerFacts, ...]:
-        refusals = self.line.options.refusals
+        refusals = self.line.options.refusals if self.line.is_calibrated else {}
         return tuple(
             LayerFacts(x.name, x.op_type, x.num_params, x.weight_bytes, x.macs, refusals.get(x.name))
             for x in self.line.structure.layers
@@ -388,7 +403,7 @@ def _prediction(candidates: Sequence[Candidate]) -> Prediction | None:
 
 
 def _rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Spearman's; None where one side has no order. By hand: importing scipy.stats would cost each run half a second."""
+    """Spearman's; None where one side has no order. By hand: importing scipy.stats takes half a second."""
     ranks = []
     for values in (a, b):
         _, group, counts = np.unique(values, return_inverse=True, return_counts=True)

@@ -55,6 +55,10 @@ class Sources:
         return (*self.samples.notes, *(self.calibration.notes if self.calibration is not None else ()))
 
 
+class TimeUp(Exception):
+    """The time for calibration or scan is over; what is stored stays, the same command goes on from there."""
+
+
 def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
     """The inputs that data must fill; initializers that a model lists as inputs have their values already."""
     names = set(model.graph.initializers)
@@ -82,6 +86,7 @@ class Line:
     workers: int
     progress: Progress
     notes: list[str] = field(default_factory=list)
+    is_over: Callable[[], bool] = lambda: False  # asked between batches; then TimeUp is raised
 
     # --- looked up or computed --------------------------------------------------------------------------------
 
@@ -219,6 +224,8 @@ class Line:
     def _batches(self, samples: Samples, indices: np.ndarray, stage: str, text: str) -> Iterator[tuple[Feeds, int]]:
         done, start = 0, time.perf_counter()
         for part, feeds in batches(samples, indices, self.batch):
+            if self.is_over():
+                raise TimeUp
             yield feeds, len(part)
             done += len(part)
             left = (time.perf_counter() - start) / done * (len(indices) - done)
@@ -245,6 +252,11 @@ class Line:
         return self._calibration[0]
 
     @property
+    def is_calibrated(self) -> bool:
+        """Whether `calibration` is at hand without computing."""
+        return "_calibration" in self.__dict__
+
+    @property
     def calibration_key(self) -> str:
         return self._calibration[1]
 
@@ -265,6 +277,18 @@ class Line:
         )
 
     @cached_property
+    def float_parts(self) -> weights.Ingredients:
+        """Enough for the plan that quantizes nothing, before anything is calibrated."""
+        nothing = calibrate.Calibration({}, {}, {}, 0, ())
+        return weights.Ingredients(
+            self.graph, self.structure, nothing, weights.NO_CORRECTIONS, by_name(self.schemes), "s8"
+        )
+
+    @property
+    def prepared_key(self) -> str:
+        return self._prepared[2]
+
+    @cached_property
     def costs(self) -> Costs:
         empty = ir.to_proto(writing.write_plan(self.parts(), writing.FLOAT_PLAN)).ByteSize()
         return writing.count_bytes(self.parts(), self.options, empty)
@@ -275,7 +299,10 @@ class Line:
 
     @cached_property
     def prices(self) -> suffix.Prices:
-        """Exact prices, one stored fact a batch: a killed scan goes on behind its last batch."""
+        """Exact prices, one stored fact a batch: a killed scan goes on behind its last batch.
+
+        When the time is over, those of the samples priced so far; TimeUp when there are none.
+        """
         sources = suffix.find_sources(self.executor, self.options, self.schemes)
         settings: Mapping[str, object] = {
             "schemes": {scheme.name: scheme.version for scheme in self.schemes},
@@ -292,13 +319,21 @@ class Line:
                     left = (time.perf_counter() - start) * (1 - share) / share if share > 0 else None
                     text = f"pricing {len(sources)} sources on {len(self.scan_indices)} samples"
                     self.progress(Step("sensitivity", text, round(1000 * share), 1000, left))
+                    if self.is_over():
+                        raise TimeUp
 
                 return suffix.scan_batch(
                     self.executor, feeds, count, sources, self.calibration, self.corrections,
                     by_name(self.schemes), self.workers, tell,
                 )  # fmt: skip
 
-            found.append(self.fact("sensitivity", key, suffix.Prices, compute))
+            try:
+                found.append(self.fact("sensitivity", key, suffix.Prices, compute))
+            except TimeUp:
+                if not found:
+                    raise
+                self.notes.append(f"the scan was ended by the time limit after {done} samples")
+                break
             done += len(part)
         return suffix.join(found)
 

@@ -170,16 +170,20 @@ class Trials:
     def build(self, plan: Plan) -> Built:
         """The plan as a file in the run folder, and its simulation on the scan samples."""
         line = self.line
-        settings = {"plan": dict(plan.schemes), "repairs": list(plan.repairs), "weights": self.weight_type}
+        weight_type = self.weight_type if plan.quantized() else None
+        settings = {"plan": dict(plan.schemes), "repairs": list(plan.repairs), "weights": weight_type}
         versions = {"quantize": writing.VERSION, "repair": repair.VERSION}
-        inputs = [line.calibration_key, line.sample_key(line.scan_indices)]
+        inputs = [line.prepared_key]
+        if plan.quantized():
+            inputs += [line.calibration_key, line.sample_key(line.scan_indices)]
         key = content_key("build", VERSION, {**settings, **versions}, inputs)
         path = line.store.plan_folder(plan.id) / "model.onnx"
         found = line.store.load("build", key, Built)
         if found is not None and path.is_file() and file_key(path) == found.file_key:
             return found
-        parts = line.parts(self.weight_type).with_corrections(NO_CORRECTIONS)
+        parts = line.float_parts
         if plan.quantized():
+            parts = line.parts(self.weight_type).with_corrections(NO_CORRECTIONS)
             if BIAS in plan.repairs:
                 parts = parts.with_corrections(
                     repair.correct_along(line.executor, parts, plan, line.correction_batches)
