@@ -18,6 +18,7 @@ from quantsieve.evaluation import Failed, Measured
 from quantsieve.inspection import Inspection, LayerFacts
 from quantsieve.model.graph import GraphValue
 from quantsieve.reports._numbers import percent, percent_interval
+from quantsieve.reports.text import plain
 
 if TYPE_CHECKING:
     from quantsieve.api import EvaluationResult, ScanResult
@@ -45,11 +46,6 @@ def stdout_console() -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
     return console
-
-
-def plain(text: str) -> str:
-    """The text with control characters escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def shorten(text: str, width: int) -> str:
