@@ -42,7 +42,9 @@ def test_candidates_that_kill_the_worker_are_failed_results_and_the_others_are_m
         assert next({key: f[key] for key in wanted} for f in rows[id]["failures"]) == wanted
     assert f"signal at {stage}: SIGSEGV" in (run / "report/report.html").read_text()
 
-    assert f"{len(doomed)} of 7 failed on the target" in " ".join((run / "report/report.txt").read_text().split())
+    assert f"{len(doomed)} candidates of 7 failed on the target" in " ".join(
+        (run / "report/report.txt").read_text().split()
+    )
 
     begun = stages_begun(run)
     assert tune(run).front == found.front and stages_begun(run) == begun  # a crash is a result: not tried again
