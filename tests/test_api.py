@@ -241,6 +241,8 @@ def test_report_writes_its_files_again(whole_run, tmp_path):
     shutil.rmtree(run / "report")
     found = api.report(run)
     assert {path.name: path.read_bytes() for path in found.report_files} == before
+    assert set(before) == {"report.txt", "report.json", "front.json", "report.html"}
+    assert found.recommended.id in before["report.txt"].decode()
     with pytest.raises(UsageError):
         api.report(run, top_k=0)
 

@@ -28,6 +28,7 @@ LINE = (
     ("run",),
     ("inspection",),
     ("api",),
+    ("_streams",),
     ("_door", "_options", "_tables", "_progress"),
     ("_show",),
     ("cli",),

@@ -341,6 +341,9 @@ def test_wrong_usage_ends_with_2(refused, small_model, small_data, tmp_path, opt
     [
         {},
         {"data": True, "synthetic": 20},
+        {"synthetic": 0},
+        {"synthetic": -5},
+        {"synthetic": 40, "seed": -1},
         {"data": True, "schemes": ()},
         {"data": True, "schemes": ("int9",)},
         {"data": True, "metric": "top9"},

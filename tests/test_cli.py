@@ -200,7 +200,38 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(model, form):
     with os.fdopen(write, "w") as stdout:
         command = [sys.executable, "-m", "quantsieve.cli", "inspect", str(model), *form]
         done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["tune", "--help"]], ids=" ".join)
+def test_a_reader_that_goes_away_from_help_is_the_same(arguments):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as stdout:
+        command = [sys.executable, "-m", "quantsieve.cli", *arguments]
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_shell_pipe_to_head_sees_141(model):
+    command = f"{sys.executable} -m quantsieve.cli inspect {model} --json | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_stdout_that_is_closed_is_an_error_as_with_other_tools(model):
+    command = [sys.executable, "-m", "quantsieve.cli", "inspect", str(model)]
+    done = subprocess.run(["bash", "-c", '"$@" >&-', "-", *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "Bad file descriptor" in done.stderr
+
+
+def test_with_stdin_and_stderr_closed_stdout_holds_the_result_alone(model):
+    arguments = ["scan", str(model), "--synthetic", "40", "--samples", "2", "--json"]
+    command = ["bash", "-c", '"$@" <&- 2>&-', "-", sys.executable, "-m", "quantsieve.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["kind"] == "scan"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
@@ -214,6 +245,33 @@ def test_a_full_disk_behind_stdout_is_one_paragraph(model):
 
 
 # --- inspect --------------------------------------------------------------------------------
+
+
+TALKATIVE = """
+import ctypes, os, sys
+from quantsieve import cli
+from quantsieve.search import milp
+libc, solve = ctypes.CDLL(None), milp.milp
+def talking(*arguments, **options):
+    os.write(1, b"a line at once\\n")
+    libc.printf(b"a line in a buffer of C\\n")
+    return solve(*arguments, **options)
+milp.milp = talking
+code = cli.main(sys.argv[1:])
+print("the caller's own words")
+sys.exit(code)
+"""
+
+
+def test_what_c_code_prints_to_stdout_stays_out_of_the_result(small_model, small_data, tmp_path):
+    options = ["-o", str(tmp_path / "run"), "--data", str(small_data), "--samples", "4", "--max-trials", "3", "--json"]
+    command = [sys.executable, "-c", TALKATIVE, "tune", str(small_model), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    document, _, rest = done.stdout.partition("\n}\n")
+    assert json.loads(document + "}")["schema"] == 1
+    assert rest == "the caller's own words\n"  # stdout is the caller's again
+    assert done.stderr.count("a line at once") == done.stderr.count("a line in a buffer of C") > 0
 
 
 def test_inspect_prints_one_json_document_and_nothing_else(model, capfd):

@@ -1,27 +1,26 @@
 """Where the command line starts and ends: errors become text and exit codes here and nowhere else.
 
-0 done, 1 failed (one paragraph says why), 2 wrong usage (with near misses), 130 interrupted. A reader of
-stdout that has gone ends the command quietly. `--debug` shows tracebacks; else the one of an unexpected error
-goes to a file.
+0 done, 1 failed (one paragraph says why), 2 wrong usage (with near misses), 130 interrupted, 141 when the reader of
+stdout has gone: quietly, with the code that a shell gives for tools that SIGPIPE ends. `--debug` shows tracebacks;
+else the one of an unexpected error goes to a file.
 """
 
 import contextlib
 import difflib
 import logging
-import os
-import select
 import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
+from quantsieve import _streams
 from quantsieve.errors import QuantsieveError
 
-FAILED, INTERRUPTED = 1, 130
+FAILED, INTERRUPTED, READER_GONE = 1, 130, 141
 
 
 class ReaderGone(Exception):
@@ -31,14 +30,14 @@ class ReaderGone(Exception):
 class Commands(click.Group):
     """The group of commands; an unknown one is answered with the nearest."""
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _noticing_a_reader_gone():  # --help and --version print here
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _noticing_a_reader_gone():
             result = super().invoke(ctx)
             sys.stdout.flush()
-        except BrokenPipeError as error:
-            if _stdout_is_open():
-                raise RuntimeError("a pipe to another process broke") from error
-            raise ReaderGone from error
         return result
 
     def resolve_command(
@@ -51,6 +50,16 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+@contextlib.contextmanager
+def _noticing_a_reader_gone() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        if _streams.is_read(sys.stdout):  # then it is a worker's pipe
+            raise RuntimeError("a pipe to another process broke") from error
+        raise ReaderGone from error
+
+
 def say(text: str) -> None:
     """One paragraph on stderr."""
     print(f"quantsieve: {' '.join(text.split())}", file=sys.stderr)
@@ -58,6 +67,11 @@ def say(text: str) -> None:
 
 def run(program: click.Group, arguments: Sequence[str]) -> int:
     """The exit code of the command in `arguments`, run to its end."""
+    with _streams.own_stdout():
+        return _run(program, arguments)
+
+
+def _run(program: click.Group, arguments: Sequence[str]) -> int:
     debug = "--debug" in arguments
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a name that the terminal cannot show must not end the command
@@ -80,13 +94,13 @@ def run(program: click.Group, arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except ReaderGone:
         # Whoever read us has seen enough; Python would complain once more when it closes stdout.
-        _close_stdout()
-        return 0
+        _streams.discard(sys.stdout)
+        return READER_GONE
     except OSError as error:  # stdout on a full disk, a folder without permission
         if debug:
             traceback.print_exc()
         say(f"The system refused: {error}. What was finished is kept; repeat the command when that is mended.")
-        _close_stdout()
+        _streams.discard(sys.stdout)
         return FAILED
     except Exception as error:
         say(_unexpected(error, debug))
@@ -98,20 +112,6 @@ def _hush_libraries() -> None:
     warnings.simplefilter("ignore")
     for name in ("onnx_ir", "onnxscript", "onnx"):
         logging.getLogger(name).addHandler(logging.NullHandler())
-
-
-def _stdout_is_open() -> bool:
-    """Whether somebody can still read stdout: a broken pipe may be a worker's, too."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), select.POLLOUT)
-    return not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-
-
-def _close_stdout() -> None:
-    with contextlib.suppress(OSError, ValueError):  # a stand-in for stdout has no descriptor
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
 
 
 def _unexpected(error: Exception, debug: bool) -> str:

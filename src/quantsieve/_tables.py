@@ -3,6 +3,7 @@
 Text from files (names of nodes, reasons) is shown as it is: never read as markup, control characters escaped.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from quantsieve.evaluation import Failed, Measured
 from quantsieve.inspection import Inspection, LayerFacts
 from quantsieve.model.graph import GraphValue
 from quantsieve.reports._numbers import percent, percent_interval
+from quantsieve.reports.text import plain
 
 if TYPE_CHECKING:
     from quantsieve.api import EvaluationResult, ScanResult
@@ -36,20 +38,19 @@ class Column:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # rich would end the process with code 1; `cli.main` ends quietly
+        raise BrokenPipeError  # rich would end the process with code 1; `_door` decides
 
 
 def stdout_console() -> Console:
     """The console for results, as wide as the terminal."""
     console = _Console(file=sys.stdout, highlight=False, emoji=False, markup=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PIPE_WIDTH
+    if "COLUMNS" not in os.environ:
+        if not console.is_terminal:
+            console.width = PIPE_WIDTH
+        else:
+            with contextlib.suppress(OSError):  # rich would ask descriptors 0 to 2, of which none need be stdout
+                console.width = os.get_terminal_size(sys.stdout.fileno()).columns or console.width
     return console
-
-
-def plain(text: str) -> str:
-    """The text with control characters escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def shorten(text: str, width: int) -> str:

@@ -26,6 +26,7 @@ from quantsieve.plan import BIAS, Options, Plan, check_plan, full_plan
 from quantsieve.reports.document import front_json, report_json
 from quantsieve.reports.page import html_page
 from quantsieve.reports.summary import Price, Summary
+from quantsieve.reports.text import report_text
 from quantsieve.run._atomic import make_folder, write_file
 from quantsieve.run.executor import Search, layer_prices
 from quantsieve.run.keys import content_key, model_key
@@ -51,7 +52,7 @@ _SUMMARY = content_key("summary", 1, {}, [])  # one a run: the last one
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """What a run found. report_files: text, JSON and page, in the run folder."""
+    """What a run found. report_files: text, two JSON documents and page, in the run folder."""
 
     summary: Summary
     run: Path
@@ -428,6 +429,7 @@ def _finished(summary: Summary) -> int:
 def _report_texts(summary: Summary) -> dict[str, str]:
     """The files of the report by name."""
     return {
+        "report.txt": report_text(summary),
         "report.json": report_json(summary),
         "front.json": front_json(summary),
         "report.html": html_page(summary),

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from quantsieve.data import InputSpec, SyntheticSamples
-from quantsieve.errors import InputError
+from quantsieve.errors import InputError, UsageError
 
 IDS = InputSpec("input_ids", "int64", ("batch", "seq"))
 MASK = InputSpec("attention_mask", "int64", ("batch", "seq"))
@@ -80,16 +80,16 @@ def test_the_fingerprint_tells_seeds_and_sizes_apart():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "error", "message"),
     [
-        ({"num_samples": 0}, "at least one synthetic sample"),
-        ({"num_samples": 1, "seed": -1}, "seed of 0 or more"),
-        ({"num_samples": 1, "sizes": {"sequ": 3}}, "Did you mean 'seq'"),
-        ({"num_samples": 1, "sizes": {"seq": 0}}, "at least 1 for axis 'seq'"),
+        ({"num_samples": 0}, UsageError, "at least one synthetic sample"),
+        ({"num_samples": 1, "seed": -1}, UsageError, "seed of 0 or more"),
+        ({"num_samples": 1, "sizes": {"sequ": 3}}, InputError, "Did you mean 'seq'"),
+        ({"num_samples": 1, "sizes": {"seq": 0}}, InputError, "at least 1 for axis 'seq'"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(arguments, message):
-    with pytest.raises(InputError, match=message):
+def test_settings_that_make_no_sense_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
         SyntheticSamples([IDS], **arguments)
 
 

@@ -9,7 +9,7 @@ from quantsieve.evaluation import Estimate
 from quantsieve.front import top_k
 from quantsieve.reports import _numbers as numbers
 from quantsieve.reports.summary import Summary
-from quantsieve.reports.text import MAX_LAYERS, print_report, print_top
+from quantsieve.reports.text import FILE_WIDTH, MAX_LAYERS, print_report, print_top, report_text
 
 
 def printed(summary: Summary, width: int = 80, k: int | None = None) -> str:
@@ -35,6 +35,25 @@ def test_no_line_is_wider_than_the_terminal_and_nothing_is_cut(make, width):
 
 def test_off_a_terminal_there_is_no_colour():
     assert "\x1b" not in printed(make_hard_summary())
+
+
+@pytest.mark.parametrize("make", [make_summary, make_hard_summary])
+def test_the_file_holds_the_text_of_a_terminal_without_its_colours_and_padding(make, monkeypatch):
+    shown = printed(make(), FILE_WIDTH)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    text = report_text(make())
+    assert text.splitlines() == [line.rstrip() for line in shown.splitlines()]
+    assert text.endswith("\n") and text.replace("\n", "").isprintable()
+
+
+def test_control_characters_of_a_model_are_shown_escaped():
+    summary = make_hard_summary()
+    layers = tuple(replace(layer, name=f"\x1b[31m{layer.name}") for layer in summary.layers)
+    wild = replace(summary, layers=layers, model_file="a\x07.onnx", notes=("\x1b[2J of a file",))
+    text = report_text(wild)
+    assert "\x1b" not in text and "\x07" not in text
+    assert "a\\x07.onnx" in text and "\\x1b[2J of a file" in text
 
 
 def test_the_table_shows_the_front_with_names_intervals_and_kept_share():

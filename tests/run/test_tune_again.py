@@ -10,6 +10,7 @@ from run_folders import essence, file_digests, stages_begun
 import small_network
 from quantsieve import api
 from quantsieve.errors import RunFolderError
+from quantsieve.example import data_path, model_path
 
 
 @pytest.fixture
@@ -49,6 +50,17 @@ def test_a_run_folder_may_be_given_relative_to_the_current_folder(small_model, s
 def test_the_number_of_workers_changes_no_plan_and_no_byte(small_model, small_data, whole_run, tmp_path):
     again(small_model, small_data, tmp_path / "run", workers=2)
     assert essence(tmp_path / "run") == essence(whole_run.run)
+
+
+@pytest.mark.slow
+def test_the_number_of_workers_changes_no_plan_of_a_model_with_many(tmp_path):
+    """The small network has so few layers that most of its plans are tried whatever the prices."""
+    for workers in (1, 2):
+        api.tune(
+            model_path(), data_path(), tmp_path / f"run{workers}",
+            max_samples=200, samples=8, max_trials=12, workers=workers,
+        )  # fmt: skip
+    assert essence(tmp_path / "run2") == essence(tmp_path / "run1")
 
 
 def test_another_folder_for_other_settings(small_model, small_data, copied):

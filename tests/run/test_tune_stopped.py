@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -194,6 +195,40 @@ def test_a_run_killed_at_any_moments_ends_like_an_undisturbed_one(small_model, s
     assert process.communicate(timeout=120) and process.returncode == 0
     assert essence(run) == essence(whole_run.run)
     assert not list(run.rglob(".quantsieve-*"))  # what was half written
+
+
+CUT_OFF = """
+import resource, signal, sys
+from quantsieve import cli
+from quantsieve.run import store
+
+left, write_file = int(sys.argv[1]), store.write_file
+
+def cut_off(path, content):
+    global left
+    left -= 1
+    if left == 0:  # the kernel kills the process when a file would grow beyond this
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(content) // 2, resource.RLIM_INFINITY))
+    write_file(path, content)
+
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+store.write_file = cut_off
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_the_middle_of_its_files_ends_like_an_undisturbed_one(
+    small_model, small_data, whole_run, tmp_path
+):
+    run = tmp_path / "run"
+    arguments = ("tune", small_model, "--data", small_data, "-o", run, *OPTIONS)
+    for files in (2, 7, 6, 9, 13):  # of each process; what it finished before stays
+        command = [sys.executable, "-c", CUT_OFF, str(files), *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == -signal.SIGXFSZ, done.stderr
+    api.tune(small_model, small_data, run, samples=8, workers=1)
+    assert essence(run) == essence(whole_run.run)
 
 
 @pytest.mark.slow

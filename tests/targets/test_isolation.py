@@ -365,6 +365,42 @@ def test_a_worker_dies_with_its_parent_idle_or_busy(model: Path, how: str) -> No
     assert is_gone(worker)
 
 
+def scratch_folders(model: Path) -> set[Path]:
+    return set(model.parent.glob("quantsieve-worker-*"))
+
+
+def test_the_folder_of_a_killed_parent_goes_with_the_next_start_and_a_living_ones_stays(model: Path) -> None:
+    killed, worker = start_parent(model, "nothing")
+    with killed:
+        (abandoned,) = scratch_folders(model)
+        (abandoned / "optimized.onnx").write_bytes(b"half of it")
+        killed.kill()
+    assert is_gone(worker) and abandoned.exists()
+    living, _ = start_parent(model, "nothing")
+    with living:
+        try:
+            (kept,) = scratch_folders(model)
+            assert kept != abandoned
+            other, _ = start_parent(model, "nothing", "end")
+            with other:
+                assert other.wait(20) == 0
+            assert scratch_folders(model) == {kept}
+        finally:
+            living.kill()
+
+
+def test_what_only_looks_like_a_workers_folder_is_left_alone(model: Path) -> None:
+    elsewhere = model.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").touch()
+    (model.parent / "quantsieve-worker-link").symlink_to(elsewhere)
+    (model.parent / "quantsieve-worker-file").touch()
+    parent, _ = start_parent(model, "nothing", "end")
+    with parent:
+        assert parent.wait(20) == 0
+    assert (elsewhere / "file").exists() and len(scratch_folders(model)) == 2
+
+
 def test_a_script_that_ends_without_closing_leaves_no_worker(model: Path) -> None:
     parent, worker = start_parent(model, "nothing", "end")
     with parent:

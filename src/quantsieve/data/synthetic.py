@@ -11,7 +11,7 @@ import numpy as np
 
 from quantsieve.data.conform import nearest, numpy_dtype
 from quantsieve.data.samples import Feed, InputSpec, check_index, content_digest, read_only
-from quantsieve.errors import InputError
+from quantsieve.errors import InputError, UsageError
 
 DEFAULT_SIZE = 16
 WARNING = "synthetic samples: random inputs, so scores and ranges only point a direction; decide on real data"
@@ -33,13 +33,13 @@ class SyntheticSamples:
     ):
         """sizes: sizes of symbolic axes by name; others are 1 on axis 0 (the batch) and 16 elsewhere.
 
-        Raises InputError for counts or sizes below 1, names that no input has, and types that cannot be made
-        up.
+        Raises UsageError for a count below 1 or a seed below 0, InputError for sizes below 1, names that no input
+        has, and types that cannot be made up.
         """
         if num_samples < 1:
-            raise InputError("at least one synthetic sample", f"{num_samples}", "Give a larger number.")
+            raise UsageError("at least one synthetic sample", f"{num_samples}", "Give a larger number.")
         if seed < 0:
-            raise InputError("a seed of 0 or more", f"{seed}", "Give another --seed.")
+            raise UsageError("a seed of 0 or more", f"{seed}", "Give another --seed.")
         self.name = f"{num_samples} synthetic samples"
         self._inputs = tuple(inputs)
         self._num_samples = num_samples

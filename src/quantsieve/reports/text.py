@@ -1,8 +1,10 @@
 """The report in a terminal: warnings, the front as a table, the recommended model and what it keeps float.
 
-Everything goes to the console that the caller gives; rich leaves colour out where it is no terminal.
+Everything goes to the console that the caller gives; rich leaves colour out where it is no terminal. `report_text` is
+the same text for a file.
 """
 
+import io
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -25,6 +27,7 @@ from quantsieve.reports.summary import (
     precision,
 )
 
+FILE_WIDTH = 100  # columns of report.txt
 WIDE = 108  # columns from which intervals stand beside their values and more figures fit
 MAX_LAYERS = 12  # lines of layers; the rest is counted
 _STYLES = {"recommended": "bold green", "best quality": "cyan", "smallest": "cyan", "fastest": "cyan"}
@@ -36,6 +39,22 @@ def print_report(summary: Summary, console: Console) -> None:
     _print_table(summary, summary.shown(), "Measured front", console)
     _print_recommendation(summary, console)
     _print_basis(summary, console)
+
+
+def report_text(summary: Summary) -> str:
+    """The text of report.txt: what `print_report` shows, without colour, the same whatever the terminal."""
+    buffer = io.StringIO()
+    console = Console(
+        file=buffer, width=FILE_WIDTH, force_terminal=False, color_system=None,
+        highlight=False, emoji=False, markup=False,
+    )  # fmt: skip
+    print_report(summary, console)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().split("\n"))  # rich pads the lines of a table
+
+
+def plain(text: str) -> str:
+    """The text with control characters escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def print_top(summary: Summary, console: Console, k: int) -> None:
@@ -56,7 +75,8 @@ def _print_cautions(summary: Summary, console: Console, only_loud: bool = False)
     for caution in shown:
         sign, style = ("!!", "bold red") if caution.loud else ("!", "yellow")
         line = Table.grid(padding=(0, 1))
-        line.add_row(Text(sign, style), Text(caution.text, style if caution.loud else ""))
+        text = plain(" ".join(caution.text.split()))
+        line.add_row(Text(sign, style), Text(text, style if caution.loud else ""))
         console.print(line)
     if shown:
         console.print()
@@ -69,7 +89,7 @@ def _print_table(summary: Summary, rows: Sequence[Candidate], title: str, consol
     score = ""
     if reference is not None and isinstance(reference.final, Measured) and not _loss_is_disagreement(summary):
         score = f", float scores {numbers.percent(reference.final.score)}"
-    console.print(Text.assemble((title, "bold"), f"  {summary.model_file}, loss of {summary.metric}{score}"))
+    console.print(Text.assemble((title, "bold"), f"  {plain(summary.model_file)}, loss of {summary.metric}{score}"))
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if wide else 0, 0, 0), show_edge=False)
     table.add_column("model", no_wrap=True)
     table.add_column("from", min_width=14)
@@ -203,7 +223,7 @@ def _print_layers(decisions: Sequence[Decision], console: Console) -> None:
         table.add_column(ratio=2, overflow="fold")
         table.add_column(ratio=3)
         for decision in kept[:MAX_LAYERS]:
-            table.add_row(Text(f"  {decision.layer.name}"), Text(decision.reason, "dim"))
+            table.add_row(Text(f"  {plain(decision.layer.name)}"), Text(plain(decision.reason), "dim"))
         console.print(table)
         if len(kept) > MAX_LAYERS:
             console.print(Text(f"  and {len(kept) - MAX_LAYERS:,} more; report.json lists all."))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
+from quantsieve.targets._scratch import ScratchFolder
 from quantsieve.targets._worker import PICKLE_PROTOCOL
 from quantsieve.targets.base import FailureKind, Target, TargetFailure
 
@@ -47,12 +47,12 @@ class WorkerProcess:
         self._ended: tuple[str, FailureKind] | None = None
         self._is_killed = False
         self._oom_kills = _oom_kills()
-        self._folder = tempfile.mkdtemp(prefix="quantsieve-worker-")
+        self._folder = ScratchFolder()
         self._log = _append_only_log()
         self._log_start = 0
         self._pipe, theirs = Pipe()
         with theirs:
-            self._process = _popen(theirs, self._folder, self._log)
+            self._process = _popen(theirs, self._folder.path, self._log)
 
     @classmethod
     def started(cls, target: Target, memory_bytes: int | None) -> WorkerProcess:
@@ -88,7 +88,7 @@ class WorkerProcess:
         self._exit_code()
         self._pipe.close()
         self._log.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     def _exchange(self, message: tuple[object, ...], stage: str, timeout_s: float) -> Any:
         content = pickle.dumps(message, PICKLE_PROTOCOL)
@@ -244,11 +244,11 @@ _SPAWNER = _Spawner()
 os.register_at_fork(after_in_child=_SPAWNER.forget)
 
 
-def _popen(theirs: Connection, folder: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _popen(theirs: Connection, folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
     # -P keeps the working folder off the module path; the caller's own path is passed on, so that the worker
     # finds the very modules that the caller would.
     paths = [path or os.getcwd() for path in sys.path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TMPDIR": folder}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(folder)}
     descriptor = theirs.fileno()
     flags = ["-P", "-u", "-X", "faulthandler"]
     return subprocess.Popen(
