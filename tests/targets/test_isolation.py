@@ -366,7 +366,7 @@ def test_a_worker_dies_with_its_parent_idle_or_busy(model: Path, how: str) -> No
 
 
 def scratch_folders(model: Path) -> set[Path]:
-    return set(model.parent.glob("quantsieve-worker-*"))
+    return set(model.parent.glob("quantsieve-scratch-*"))
 
 
 def test_the_folder_of_a_killed_parent_goes_with_the_next_start_and_a_living_ones_stays(model: Path) -> None:
@@ -393,8 +393,8 @@ def test_what_only_looks_like_a_workers_folder_is_left_alone(model: Path) -> Non
     elsewhere = model.parent / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "file").touch()
-    (model.parent / "quantsieve-worker-link").symlink_to(elsewhere)
-    (model.parent / "quantsieve-worker-file").touch()
+    (model.parent / "quantsieve-scratch-link").symlink_to(elsewhere)
+    (model.parent / "quantsieve-scratch-file").touch()
     parent, _ = start_parent(model, "nothing", "end")
     with parent:
         assert parent.wait(20) == 0
