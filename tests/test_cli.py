@@ -440,7 +440,7 @@ def test_tune_and_report_print_one_document_each(model, tmp_path, capsys):
     tuned = json.loads(captured.out)
     assert tuned["schema"] == 1
     assert "quantsieve: warning: " in captured.err
-    assert "sensitivity" in captured.err
+    assert "calibrate" in captured.err
     assert cli.main(["report", run, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == tuned
     assert cli.main(["report", run, "--top-k", "1"]) == 0

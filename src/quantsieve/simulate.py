@@ -21,7 +21,7 @@ class Simulation:
     def __init__(self, executor: Executor, parts: Ingredients, plan: Plan):
         placement = place(parts.graph, parts.structure, plan)
         self._executor = executor
-        self._weights = {
+        self.weights = {
             layer.name: fake_weights(parts, layer, plan.scheme(layer.name))
             for layer in parts.structure.quantizable
             if plan.is_quantized(layer.name) and layer.weight is not None
@@ -30,13 +30,14 @@ class Simulation:
         self.reads: Mapping[str, Mapping[str, Affine]] = {
             layer: {name: parts.affine(root) for name, root in pairs} for layer, pairs in placement.reads.items()
         }
+        self.roots = {layer: tuple(root for _, root in pairs) for layer, pairs in placement.reads.items()}
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Values:
         """Outputs of the graph by name, for one batch."""
         values = self._executor.feed_values(feeds)
         for index, layer in enumerate(self._executor.steps):
             name = layer.name if layer is not None else ""
-            self._executor.run_step(index, values, self._weights.get(name), self.reads.get(name, {}), self.outputs)
+            self._executor.run_step(index, values, self.weights.get(name), self.reads.get(name, {}), self.outputs)
         return values
 
 

@@ -117,21 +117,34 @@ class Executor:
 
         weights: other weight and bias; reads: values that this piece reads rounded; outputs: made values to round.
         """
-        layer, piece = self._order[index][2], self._pieces[index]
-        extra: Values = {}
-        if weights is not None and layer is not None:
-            piece, extra = self._with_weights(layer, *weights)
-        seen: Mapping[str, OrtValue] = values
-        if reads or extra:
-            local = {name: values[name] for name in piece.inputs if name in values}
-            rounded = {name: self.round(values[name], affine) for name, affine in reads.items()}
-            seen = {**local, **rounded, **extra}
-        made = piece.run(seen)
+        made = self.made(index, values, weights, reads)
         for name, affine in outputs.items():
             if name in made:
                 made[name] = self.round(made[name], affine)
         values.update(made)
         self._drop(values, index, lambda name: False)
+
+    def reads(self, index: int) -> tuple[str, ...]:
+        """Names of the values that one piece reads."""
+        return self._pieces[index].inputs
+
+    def made(
+        self,
+        index: int,
+        values: Mapping[str, OrtValue],
+        weights: tuple[np.ndarray, np.ndarray | None] | None = None,
+        reads: Mapping[str, Affine] = MappingProxyType({}),
+    ) -> Values:
+        """What one piece makes of `values`, which stay as they are; weights and reads as in `run_step`."""
+        layer, piece = self._order[index][2], self._pieces[index]
+        extra: Values = {}
+        if weights is not None and layer is not None:
+            piece, extra = self._with_weights(layer, *weights)
+        if not reads and not extra:
+            return piece.run(values)
+        local = {name: values[name] for name in piece.inputs if name in values}
+        rounded = {name: self.round(values[name], affine) for name, affine in reads.items()}
+        return piece.run({**local, **rounded, **extra})
 
     # --- probes -----------------------------------------------------------------------------------------------
 
