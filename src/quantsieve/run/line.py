@@ -37,7 +37,8 @@ Fact = TypeVar("Fact")
 Feeds = dict[str, np.ndarray]
 
 CACHE_BYTES = 1 << 30  # decoded samples kept in memory
-BATCH_BYTES = 256 << 20  # activations of one batch of the layer-wise run
+BATCH = 64  # most samples of one batch of the layer-wise run
+BATCH_BYTES = 256 << 20  # activations of it
 CORRECTION_SAMPLES = 64  # most calibration samples that a bias is corrected on
 CORRECTION_BYTES = 768 << 20  # live activations of them
 CHECK_SAMPLES = 2  # on which every step of prepare is compared
@@ -211,7 +212,7 @@ class Line:
     @cached_property
     def batch(self) -> int:
         """Samples a batch of the layer-wise run."""
-        return int(np.clip(BATCH_BYTES // self._sample_bytes, 1, 32)) if self.is_batched else 1
+        return int(np.clip(BATCH_BYTES // self._sample_bytes, 1, BATCH)) if self.is_batched else 1
 
     @cached_property
     def correction_batches(self) -> list[Feeds]:

@@ -58,7 +58,7 @@ def _is_classes(name: str, array: np.ndarray) -> bool:
     scores = class_scores(array)
     if scores is None or scores.size == 0:
         return False
-    if _has_telling_name(name) or _is_distribution(scores):
+    if _has_telling_name(name) or is_distribution(scores):
         return True
     # Rows of length 1 with both signs are embeddings; feature maps and boxes have rank 3 or more.
     return scores.ndim == 2 and not _has_unit_rows(scores)
@@ -74,7 +74,7 @@ def _num_axes(array: np.ndarray) -> int:
     return 0 if scores is None else scores.ndim
 
 
-def _is_distribution(scores: np.ndarray) -> bool:
+def is_distribution(scores: np.ndarray) -> bool:
     sums = scores.sum(axis=-1, dtype=np.float64)
     return bool(scores.min() >= 0 and np.all(np.abs(sums - 1) <= _NORM_TOLERANCE))
 
