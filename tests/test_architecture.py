@@ -48,6 +48,7 @@ WAITING = {
     ("quantsieve.reports.figures", "matplotlib.axes"),
     ("quantsieve.reports.figures", "matplotlib.figure"),
     ("quantsieve.reports.figures", "matplotlib.patheffects"),
+    ("quantsieve.reports.figures", "matplotlib.transforms"),
 }
 
 

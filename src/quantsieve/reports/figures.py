@@ -6,6 +6,7 @@ Drawn by matplotlib, which the extra `viz` installs; a summary always gives the 
 
 import io
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from quantsieve.errors import UsageError
@@ -13,16 +14,18 @@ from quantsieve.evaluation import Estimate
 from quantsieve.front import Candidate, is_float, is_measured
 from quantsieve.reports import _numbers as numbers
 from quantsieve.reports._axis import Axis, linear_axis, loss_axis, staircase
+from quantsieve.reports._labels import Box, place
 from quantsieve.reports.summary import Summary, is_baseline, is_end, loss_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.patheffects import AbstractPathEffect
+    from matplotlib.transforms import Bbox
 
 FRONT, RECOMMENDED, BASELINE, INK = "#2166ac", "#d6604d", "#b4b8bd", "#24292f"
 _SIZE = (8.4, 4.7)  # inches; 1344 x 752 at 160 dpi, sharp at README width
 _DPI = 160
+_DOT, _CAP, _STAR = 9.0, 6.0, 26.0  # pixels from the middle of a point, a bar, the star to the edge
 
 
 def front_picture(summary: Summary, kind: Literal["png", "svg"] = "png") -> bytes:
@@ -98,8 +101,8 @@ def _draw(summary: Summary, figure: "Figure") -> None:
             zorder=8,
             label="recommended",
         )
-    _labels(summary, axes)
     axes.legend(loc="upper right", frameon=False, fontsize=9, labelcolor=INK)
+    _labels(summary, axes, figure)
 
 
 def _points(axes: "Axes", found: list[tuple[Candidate, Estimate]], color: str, label: str) -> None:
@@ -168,65 +171,102 @@ def _budget_label(summary: Summary, axes: "Axes") -> None:
     )
 
 
-def _labels(summary: Summary, axes: "Axes") -> None:
-    """Names of the two ends, beside them, and of the recommended model, on a line of its own towards the
-    middle."""
+def _labels(summary: Summary, axes: "Axes", figure: "Figure") -> None:
+    """What the recommended model is, and the names of the ends, each where it hides fewest points and bars."""
+    figure.draw_without_rendering()  # only now is known where everything lies
+    taken = _in_the_way(summary, axes)
+    labels: list[Box] = []
+    measured = [(c, loss) for c in summary.candidates if (loss := loss_of(c)) is not None]
+    measured.sort(key=lambda pair: pair[0].id != summary.recommendation.id)
+    for candidate, loss in measured:
+        is_chosen = candidate.id == summary.recommendation.id
+        if is_chosen or is_end(candidate):
+            text = _chosen_text(summary, candidate, loss) if is_chosen else _end_text(candidate, loss)
+            labels.append(_label(axes, text, candidate, loss, is_chosen, taken, labels))
+
+
+def _in_the_way(summary: Summary, axes: "Axes") -> list[Box]:
+    """What a label should not hide: legend, points, bars, the front's stairs, the budget."""
+    measured = [(c, loss) for c in summary.candidates if (loss := loss_of(c)) is not None]
+    found = [_box(artist.get_window_extent()) for artist in (axes.get_legend(), *axes.texts) if artist is not None]
+    for candidate, loss in measured:
+        x, y = _pixel(axes, candidate.size_bytes / 1e6, loss.value)
+        bar = [_pixel(axes, candidate.size_bytes / 1e6, end)[1] for end in (loss.high, loss.low)]
+        found += [Box(x - _DOT, y - _DOT, x + _DOT, y + _DOT), Box(x - _CAP, bar[0], x + _CAP, bar[1])]
+    low, high = axes.get_xlim()
+    stairs = staircase([(c.size_bytes / 1e6, loss.value) for c, loss in measured if c.id in summary.front])
+    steps = [(start, value, end) for (start, value), (end, _) in pairwise([*stairs, (high, 0.0)])]
+    for start, value, end in [(low, summary.max_drop, high), *steps]:
+        left, y = _pixel(axes, start, value)
+        found.append(Box(left, y - 1, _pixel(axes, end, value)[0], y + 1))
+    return found
+
+
+def _end_text(candidate: Candidate, loss: Estimate) -> str:
+    return f"{candidate.origin}\n{numbers.size(candidate.size_bytes)}, {numbers.percent(loss.value)}"
+
+
+def _chosen_text(summary: Summary, chosen: Candidate, loss: Estimate) -> str:
+    text = f"recommended: {numbers.size(chosen.size_bytes)}, {numbers.percent(loss.value)}"
+    kept = summary.kept(chosen)
+    if is_float(chosen):
+        return f"{text}\nfloat: no quantized model is within the budget"
+    return text if kept is None else f"{text}\n{numbers.percent(kept)} of full int8's size reduction"
+
+
+def _label(
+    axes: "Axes",
+    text: str,
+    candidate: Candidate,
+    loss: Estimate,
+    is_chosen: bool,
+    taken: Sequence[Box],
+    labels: Sequence[Box],
+) -> Box:
+    """Where the text now stands, in pixels with y downward."""
     from matplotlib.patheffects import withStroke
 
-    halo = [withStroke(linewidth=3, foreground="white")]
-    for candidate in summary.candidates:
-        loss = loss_of(candidate)
-        if loss is None or not is_end(candidate) or candidate.id == summary.recommendation.id:
-            continue
-        text = f"{candidate.origin}\n{numbers.size(candidate.size_bytes)}, {numbers.percent(loss.value)}"
-        place = (candidate.size_bytes / 1e6, loss.value)
-        is_right = candidate.size_bytes > 0.7 * max(summary.float_bytes, summary.full_bytes)
-        axes.annotate(
-            text,
-            place,
-            xytext=(-9, 12) if is_right else (11, 0),
-            textcoords="offset points",
-            ha="right" if is_right else "left",
-            va="bottom" if is_right else "center",
-            fontsize=9,
-            color=INK,
-            zorder=9,
-            linespacing=1.25,
-            path_effects=halo,
-        )
-    chosen = summary.recommended
-    if chosen is not None:
-        _label_chosen(summary, chosen, axes, halo)
-
-
-def _label_chosen(summary: Summary, chosen: Candidate, axes: "Axes", halo: Sequence["AbstractPathEffect"]) -> None:
-    loss, kept = loss_of(chosen), summary.kept(chosen)
-    assert loss is not None  # only measured models are recommended
-    text = f"recommended: {numbers.size(chosen.size_bytes)}, {numbers.percent(loss.value)}"
-    if is_float(chosen):
-        text += "\nfloat: no quantized model is within the budget"
-    elif kept is not None:
-        text += f"\n{numbers.percent(kept)} of full int8's size reduction"
-    left, right = axes.get_xlim()
-    is_left = chosen.size_bytes / 1e6 < (left + right) / 2
+    x, y = _pixel(axes, candidate.size_bytes / 1e6, loss.value)
+    style: dict[str, Any] = {"fontsize": 9, "color": INK}
+    if is_chosen:
+        style = {"fontsize": 9.5, "color": RECOMMENDED, "weight": "bold"}
+    trial = axes.text(0, 0, text, linespacing=1.25, **style)
+    extent = trial.get_window_extent()
+    trial.remove()
+    frame, gap = _box(axes.get_window_extent()), _STAR if is_chosen else 1.5 * _DOT
+    box = place((x, y), (extent.width, extent.height), [*taken, *labels], frame, gap, labels)
+    end = box.nearest(x, y)
+    is_far = box.distance(x, y) > (1.3 * _STAR if is_chosen else 2.5 * _DOT)
     axes.annotate(
         text,
-        (chosen.size_bytes / 1e6, loss.value),
-        xytext=(40 if is_left else -34, 62),
+        (candidate.size_bytes / 1e6, loss.value),
+        xytext=(((box.left + box.right) / 2 - x) * 72 / _DPI, (y - (box.top + box.bottom) / 2) * 72 / _DPI),
         textcoords="offset points",
-        ha="left" if is_left else "right",
+        ha="center",
         va="center",
-        fontsize=9.5,
-        weight="bold",
-        color=RECOMMENDED,
+        multialignment="right" if box.right < x else "left",
         zorder=9,
         linespacing=1.25,
-        path_effects=halo,
+        path_effects=[withStroke(linewidth=3, foreground="white")],
         arrowprops={
             "arrowstyle": "-",
-            "color": RECOMMENDED,
-            "lw": 1.1,
-            "shrinkB": 8,
-            "relpos": (0 if is_left else 1, 0),
-        },
-    )
+            "color": style["color"],
+            "lw": 1.1 if is_chosen else 0.7,
+            "shrinkB": 8 if is_chosen else 4,
+            "relpos": ((end[0] - box.left) / extent.width, (box.bottom - end[1]) / extent.height),
+        }
+        if is_far
+        else None,
+        **style,
+    ).set_in_layout(False)
+    return box
+
+
+def _pixel(axes: "Axes", size: float, loss: float) -> tuple[float, float]:
+    """Pixels with y downward, which in matplotlib grows upward; size in MB."""
+    x, y = axes.transData.transform((size, loss))
+    return float(x), -float(y)
+
+
+def _box(extent: "Bbox") -> Box:
+    return Box(float(extent.x0), -float(extent.y1), float(extent.x1), -float(extent.y0))

@@ -5,12 +5,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import pairwise
 
 import jinja2
 
 from quantsieve.front import Candidate, is_float
 from quantsieve.reports import _numbers as numbers
 from quantsieve.reports._axis import Axis, linear_axis, loss_axis, staircase
+from quantsieve.reports._labels import Box, place
 from quantsieve.reports.cautions import cautions
 from quantsieve.reports.decisions import Decision, decide
 from quantsieve.reports.summary import (
@@ -27,6 +29,10 @@ from quantsieve.reports.summary import (
 
 _WIDTH, _HEIGHT = 920, 400  # of the picture, in its own units
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 20, 16, 44
+_FRAME = Box(_LEFT, _TOP, _WIDTH - _RIGHT, _HEIGHT - _BOTTOM)
+_RADIUS = {"chosen": 8.0, "front": 5.5, "baseline": 4.0, "other": 4.0}
+_LETTER, _BOLD_LETTER, _LINE = 7.4, 8.3, 16.0  # upper bounds of a label's letters and lines, whatever the font
+_NEAR = 16.0  # a label further away has a line to its point
 
 
 def html_page(summary: Summary) -> str:
@@ -185,25 +191,33 @@ def _chart(summary: Summary) -> Mapping[str, object] | None:
     corners = staircase([(c.size_bytes / 1e6, e.value) for c, e in measured if c.id in summary.front])
     path = f"M{canvas.x(corners[0][0])} {canvas.y(corners[0][1])}"
     path += "".join(f"H{canvas.x(size)}V{canvas.y(loss)}" for size, loss in corners[1:]) + f"H{_WIDTH - _RIGHT}"
-    points = []
+    points: list[_Point] = []
     for candidate, loss in measured:
         is_chosen = candidate.id == summary.recommendation.id
         kind = "front" if candidate.id in summary.front else "baseline" if is_baseline(candidate) else "other"
-        label = candidate.origin if is_end(candidate) else "recommended" if is_chosen else ""
         points.append(
-            {
-                "x": canvas.x(candidate.size_bytes / 1e6),
-                "y": canvas.y(loss.value),
-                "low": canvas.y(loss.low),
-                "high": canvas.y(loss.high),
-                "kind": "chosen" if is_chosen else kind,
-                "label": label,
-                "anchor": "end" if canvas.x_axis.place(candidate.size_bytes / 1e6) > 0.7 else "start",
-                "title": f"{candidate.id} ({candidate.origin}): {numbers.size(candidate.size_bytes)}, "
+            _Point(
+                canvas.x(candidate.size_bytes / 1e6),
+                canvas.y(loss.value),
+                canvas.y(loss.low),
+                canvas.y(loss.high),
+                "chosen" if is_chosen else kind,
+                "recommended" if is_chosen else candidate.origin if is_end(candidate) else "",
+                f"{candidate.id} ({candidate.origin}): {numbers.size(candidate.size_bytes)}, "
                 f"{numbers.percent_interval(loss)}",
-            }
+            )
         )
+    budget = canvas.y(summary.max_drop)
+    lines = [
+        Box(_LEFT, budget - 1, _WIDTH - _RIGHT, budget + 1),
+        Box(_WIDTH - _RIGHT - 110, budget - 20, _WIDTH - _RIGHT, budget),  # its text
+        *(
+            Box(canvas.x(size), canvas.y(loss) - 1, canvas.x(end), canvas.y(loss) + 1)
+            for (size, loss), (end, _) in pairwise([*corners, (canvas.x_axis.high, 0.0)])
+        ),
+    ]
     order = ("baseline", "other", "front", "chosen")
+    points.sort(key=lambda point: order.index(point.kind))
     return {
         "width": _WIDTH,
         "height": _HEIGHT,
@@ -211,10 +225,61 @@ def _chart(summary: Summary) -> Mapping[str, object] | None:
         "right": _WIDTH - _RIGHT,
         "top": _TOP,
         "bottom": _HEIGHT - _BOTTOM,
-        "budget": canvas.y(summary.max_drop),
+        "budget": budget,
         "budget_text": f"budget {numbers.percent(summary.max_drop)}",
         "x_ticks": [(canvas.x(tick), f"{tick:g}") for tick in canvas.x_axis.ticks],
         "y_ticks": [(canvas.y(tick), numbers.tick_percent(tick)) for tick in canvas.y_axis.ticks],
         "path": path,
-        "points": sorted(points, key=lambda point: order.index(str(point["kind"]))),
+        "points": points,
+        "radius": _RADIUS,
+        "labels": _labels(points, lines),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A model in the picture: its place, the ends of its bar, and what stands beside it."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    kind: str
+    label: str
+    title: str
+
+    def boxes(self) -> tuple[Box, Box]:
+        """What a label must not hide."""
+        radius = _RADIUS[self.kind] + 1
+        around = Box(self.x - radius, self.y - radius, self.x + radius, self.y + radius)
+        return around, Box(self.x - 2, self.high, self.x + 2, self.low)
+
+
+def _labels(points: Sequence[_Point], lines: Sequence[Box]) -> list[dict[str, object]]:
+    """Text and place of each label, the recommended model's first, for it may choose."""
+    taken = [*lines, *(box for point in points for box in point.boxes())]
+    placed: list[Box] = []
+    found: list[dict[str, object]] = []
+    for point in sorted(points, key=lambda point: point.kind != "chosen"):
+        if not point.label:
+            continue
+        letter = _BOLD_LETTER if point.kind == "chosen" else _LETTER
+        size = (letter * len(point.label), _LINE)
+        box = place((point.x, point.y), size, [*taken, *placed], _FRAME, gap=10, labels=placed)
+        placed.append(box)
+        anchor = "start" if box.left > point.x else "end" if box.right < point.x else "middle"
+        x = {"start": box.left, "end": box.right, "middle": (box.left + box.right) / 2}[anchor]
+        end_x, end_y = box.nearest(point.x, point.y)
+        line = None if box.distance(point.x, point.y) <= _NEAR else (round(end_x, 1), round(end_y, 1))
+        found.append(
+            {
+                "text": point.label,
+                "kind": point.kind,
+                "anchor": anchor,
+                "x": round(x, 1),
+                "y": round(box.bottom - 4, 1),
+                "point": point,
+                "line": line,
+            }
+        )
+    return found
