@@ -193,29 +193,39 @@ def _show_layers(console: Console, layers: Sequence[LayerFacts]) -> None:
 def show_scan(console: Console, found: "ScanResult") -> None:
     """What each layer costs under each scheme, the dearest first, then the layers that stay float."""
     rows = [
-        (plain(p.layer), p.scheme, f"{p.value:.2e}", f"{p.low:.1e} to {p.high:.1e}")
-        for p in sorted(found.prices, key=lambda price: -price.value)
+        (
+            str(number),
+            plain(s.layer),
+            s.scheme,
+            f"{s.value:.2e}",
+            f"{s.low:.1e} to {s.high:.1e}",
+            "tie" if s.tie else "",
+        )
+        for number, s in enumerate(found.layers, start=1)
     ]
     if rows:
         columns = (
+            Column("rank", right=True),
             Column("layer", shrinks=True),
             Column("scheme"),
-            Column("price", right=True),
+            Column("score", right=True),
             Column("95 %"),
+            Column("with next"),
         )
         print_table(console, columns, rows)
         console.print(
             Text(
-                "\nPrice: mean relative squared error of the outputs when that layer alone is quantized, "
-                f"simulated on {found.num_samples} samples; higher is worse."
+                "\nScore: mean relative squared error of the outputs when that layer alone is quantized, "
+                f"simulated on {found.num_samples} samples; higher is worse. A tie: the paired difference to the next "
+                "row may be 0 (95 %)."
             )
         )
     else:
         console.print(Text("No layer of this model can be quantized."))
-    if found.refusals:
+    if found.refused:
         console.print(Text("\nThese layers stay float:"))
-        reasons = [(plain(layer), plain(reason)) for layer, reason in found.refusals.items()]
-        print_table(console, (Column("layer", shrinks=True), Column("reason")), reasons)
+        reasons = [(plain(r.layer), plain(r.op_type), plain(r.reason)) for r in found.refused]
+        print_table(console, (Column("layer", shrinks=True), Column("operator"), Column("reason")), reasons)
     print_notes(console, found.notes)
 
 
