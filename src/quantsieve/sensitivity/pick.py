@@ -138,7 +138,8 @@ def pick_layers(scan: ScanResult, rule: Rule, scheme: str | None, blocks: Mappin
     nameless = [row.layer for row in rows if row.layer in inside and not row.nodes]
     notes = []
     if count < wanted:
-        notes.append(f"at most {rule.max_layers} layers may be kept: {wanted - count} more were asked for and left out")
+        what = f"{wanted - count} of the {wanted} layers or blocks that were asked for"
+        notes.append(f"at most {rule.max_layers} layers may be kept: {what} are left out")
     cut = _cut(scored, count, rule.near)
     if cut is not None:
         notes.append(cut.text)
