@@ -8,7 +8,7 @@ weighted layer, is a block; in a residual network these are its stages.
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 # A number that ends a component or a word of it, with one small letter of a variant: `layer.5`, `block_3_`, `block3a_`.
 _NUMBER = re.compile(r"(?<!\d)\d+[a-z]?(?=[_/.]|$)")
+_MOST_SHARE = 0.5  # of weighted layers that a segment of the graph may hold: a whole neck with its heads is no block
 _LEAST_SHARE = 0.5  # of weighted layers that names must put into blocks, else the graph is asked
 
 
@@ -92,7 +93,7 @@ def find_blocks(graph: Graph, structure: Structure) -> dict[str, str]:
 
 
 def blocks_by_name(weighted: Names) -> dict[str, str]:
-    """The block of each layer whose name says one."""
+    """The block of each layer whose name says one that holds others too."""
     members: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for layer, has_weights in weighted.items():
         if has_weights:
@@ -106,7 +107,8 @@ def blocks_by_name(weighted: Names) -> dict[str, str]:
         found = found or [stem for stem in first if layer.startswith((f"{stem}/", f"{stem}."))]
         if found:
             blocks[layer] = max(found, key=len)
-    return blocks
+    sizes = Counter(blocks.values())
+    return {layer: block for layer, block in blocks.items() if sizes[block] > 1}
 
 
 def _prefixes(name: str) -> Iterator[tuple[str, str]]:
@@ -131,7 +133,8 @@ def _repeats(members: Mapping[str, set[str]]) -> bool:
 
 
 def blocks_by_graph(graph: Graph, structure: Structure) -> dict[str, str]:
-    """The block of each layer between two neighbouring cut nodes that have several weighted layers between them."""
+    """The block of each layer between two neighbouring cut nodes that have several weighted layers between them, but
+    not most of the network's."""
     segment_of = _segments(graph)
     members: dict[int, list[str]] = defaultdict(list)
     weighted: dict[int, int] = defaultdict(int)
@@ -141,7 +144,7 @@ def blocks_by_graph(graph: Graph, structure: Structure) -> dict[str, str]:
         weighted[segment] += layer.weight is not None
     blocks = {}
     for segment, layers in members.items():
-        if weighted[segment] > 1:
+        if 1 < weighted[segment] <= _MOST_SHARE * sum(weighted.values()):
             blocks.update(dict.fromkeys(layers, f"{layers[0]} .. {layers[-1]}"))
     return blocks
 
