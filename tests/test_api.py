@@ -198,16 +198,26 @@ def test_export_copies_a_model_by_its_id_and_knows_no_other(whole_run, tmp_path)
         api.export(whole_run.run, tmp_path / "n.onnx", candidate="best")
 
 
-def test_a_scan_prices_every_layer_under_every_scheme(small_model, small_data, tmp_path):
+def test_a_scan_scores_every_layer_under_every_scheme(small_model, small_data, tmp_path):
     found = api.scan(small_model, small_data, samples=8, output=tmp_path / "scan.json")
     document = json.loads((tmp_path / "scan.json").read_text())
     assert document == json.loads(json.dumps(found.document()))
-    assert document["num_samples"] == 8 and document["schema"] == 1
-    priced = {(row["layer"], row["scheme"]) for row in document["layers"]}
-    assert {(layer, s) for layer in small_network.LAYERS for s in ("int8", "int8-channel")} <= priced
-    values = [row["value"] for row in document["layers"]]
-    assert values == sorted(values, reverse=True) and min(values) >= 0
-    assert all(row["low"] <= row["value"] <= row["high"] for row in document["layers"])
+    assert (document["samples"], document["schema"], document["kind"]) == (8, 2, "scan")
+    scored = {(row["layer"], row["scheme"]) for row in document["layers"]}
+    assert {(layer, s) for layer in small_network.LAYERS for s in ("int8", "int8-channel")} <= scored
+    scores = [row["score"] for row in document["layers"]]
+    assert scores == sorted(scores, reverse=True) and min(scores) >= 0
+    assert all(row["low"] <= row["score"] <= row["high"] for row in document["layers"])
+
+
+def test_the_scores_of_a_scan_are_the_prices_of_a_run(small_model, small_data, whole_run):
+    found = api.scan(small_model, small_data, samples=8)
+    prices = {(price.layer, price.scheme): price for price in whole_run.summary.prices}
+    assert {(score.layer, score.scheme) for score in found.layers} == set(prices)
+    for score in found.layers:
+        price = prices[score.layer, score.scheme]
+        np.testing.assert_allclose([score.value, score.high], [price.value, price.high], rtol=1e-4)  # 1.96 there
+        np.testing.assert_allclose(score.weights + sum(score.tensors.values()), score.value, rtol=1e-9)
 
 
 def test_a_scan_of_one_sample_is_written_as_strict_json(small_model, small_data, tmp_path):

@@ -16,7 +16,7 @@ from quantsieve import api, cli
 from quantsieve.data import Preprocess
 from quantsieve.errors import InputError, UsageError
 
-COMMANDS = ("demo", "evaluate", "export", "inspect", "quantize", "report", "scan", "tune")
+COMMANDS = ("demo", "evaluate", "export", "inspect", "pick", "quantize", "report", "scan", "tune")
 
 
 @pytest.fixture
@@ -114,6 +114,12 @@ def test_version_is_the_packages(capsys):
         (["tune", "m.onnx", "--schemes", ","], "at least one"),
         (["evaluate", "m.onnx"], "--candidate"),
         (["inspect", "a.onnx", "b.onnx"], "b.onnx"),
+        (["pick", "s.json"], "either a coverage or a threshold"),
+        (["pick", "s.json", "--coverage", "0.5", "--threshold", "1"], "either a coverage or a threshold"),
+        (["pick", "s.json", "--coverage", "1.5"], "coverage"),
+        (["pick", "s.json", "--coverage", "nan"], "coverage"),
+        (["pick", "s.json", "--threshold", "nan"], "threshold"),
+        (["pick", "s.json", "--coverage", "0.5", "--block-agg", "median"], "block-agg"),
     ],
 )
 def test_wrong_usage_exits_with_2_and_a_hint(arguments, hint, capsys):
@@ -320,7 +326,7 @@ def test_tune_hands_every_option_on(door, tmp_path):
     assert cli.main(
         ["tune", "m.onnx", "-o", "out", "--data", "d", "--calibration-data", "c",
          "--preprocess", str(tmp_path / "p.toml"), "--std", "5", "--resize", "32x100", "--skip-bad",
-         "--class-names", str(names), "--schemes", "int8, int8-channel,int8", "--metric", "top1",
+         "--class-names", str(names), "--scan", "s.json", "--schemes", "int8, int8-channel,int8", "--metric", "top1",
          "--max-drop", "0.02", "--confident", "--seed", "7", "--threads", "2", "--workers", "3",
          "--timeout", "5m", "--max-trials", "9", "--limit", "90s",
          "--weight-type", "u8", "--no-bias-correction", "--samples", "16", "--max-samples", "500",
@@ -334,6 +340,7 @@ def test_tune_hands_every_option_on(door, tmp_path):
         "preprocess": Preprocess(mean=(1.0, 2.0, 3.0), std=(5.0,), resize=(32, 100)),
         "skip_bad": True,
         "class_names": ("cat", "dog"),
+        "scan": "s.json",
         "schemes": ("int8", "int8-channel"),
         "metric": "top1",
         "max_drop": 0.02,
@@ -366,15 +373,41 @@ def test_a_timeout_is_a_number_with_a_unit(door, text, seconds):
 
 
 def test_the_other_commands_call_the_function_of_their_name(door):
-    scan, quantize = door("scan"), door("quantize")
+    scan, quantize, pick = door("scan"), door("quantize"), door("pick")
     evaluate, report, export = door("evaluate"), door("report"), door("export")
     cli.main(["scan", "m.onnx", "--data", "d", "-o", "s.json", "--quiet"])
-    cli.main(["quantize", "a/m.onnx", "--data", "d", "--plan", "plan.json", "--quiet"])
+    cli.main(["quantize", "a/m.onnx", "--data", "d", "--plan", "plan.json", "--scan", "s.json", "--quiet"])
+    cli.main(
+        [
+            "pick",
+            "s.json",
+            "--coverage",
+            "0.9",
+            "--scheme",
+            "int8",
+            "--blocks",
+            "b.toml",
+            "--block-agg",
+            "max",
+            "--max-layers",
+            "3",
+            "--near",
+            "0.9",
+            "-o",
+            "out.json",
+        ]
+    )
     cli.main(["evaluate", "m.onnx", "--candidate", "a", "--candidate", "b", "--data", "d", "--quiet"])
     cli.main(["report", "run", "--top-k", "4"])
     cli.main(["export", "run", "--candidate", "best quality"])
     assert (scan.args, scan.options["output"]) == (("m.onnx", "d"), "s.json")
     assert quantize.args == ("a/m.onnx", "plan.json", "d", "m-quantized.onnx")
+    assert quantize.options["scan"] == "s.json"
+    assert (pick.args, pick.options) == (
+        ("s.json",),
+        {"coverage": 0.9, "threshold": None, "scheme": "int8", "blocks": "b.toml", "block_agg": "max",
+         "max_layers": 3, "near": 0.9, "output": "out.json"},
+    )  # fmt: skip
     assert evaluate.args == ("m.onnx", ("a", "b"), "d")
     assert (report.args, report.options) == (("run",), {"top_k": 4})
     assert (export.args, export.options) == (("run", "best-quality.onnx"), {"candidate": "best quality"})
@@ -430,6 +463,28 @@ def test_scan_quantize_and_evaluate_print_their_results(model, tmp_path, capsys)
     assert "failed" not in lines[1]
     assert "failed" in lines[2]
     assert "broken.onnxfailed(" in "".join("".join(lines).split())  # wherever a long path wraps
+
+
+def test_pick_prints_names_to_paste_and_warns_on_stderr(small_model, small_data, tmp_path, capsys):
+    scan = str(tmp_path / "scan.json")
+    options = ["--data", str(small_data), "--samples", "4", "--quiet"]
+    assert cli.main(["scan", str(small_model), *options, "-o", scan]) == 0
+    assert "with next" in capsys.readouterr().out
+    assert cli.main(["pick", scan, "--coverage", "1", "--max-layers", "2"]) == 0
+    captured = capsys.readouterr()
+    names = captured.out.split("Nodes to exclude:\n")[1].split("\n\n")[0].splitlines()
+    assert f"nodes_to_exclude={names!r}" in captured.out
+    assert len(names) == len(set(names)) > 0
+    assert "Kept float  2 layers" in captured.out and "Coverage" in captured.out and "Mass" in captured.out
+    assert captured.err.startswith("quantsieve: warning: at most 2 layers")
+    assert cli.main(["pick", scan, "--coverage", "1", "--max-layers", "2", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["kind"], document["nodes_to_exclude"]) == (1, "pick", names)
+
+
+def test_a_scan_that_is_none_is_one_paragraph_and_code_1(tmp_path, capsys):
+    assert cli.main(["pick", str(tmp_path / "none.json"), "--coverage", "0.9"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_tune_and_report_print_one_document_each(model, tmp_path, capsys):

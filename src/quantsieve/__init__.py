@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quantsieve.api import (
         EvaluationResult,
+        PickResult,
         ScanResult,
         TuneResult,
         demo,
         evaluate,
         export,
         inspect,
+        pick,
         quantize,
+        read_scan,
         report,
         scan,
         tune,
@@ -24,13 +27,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EvaluationResult",
+    "PickResult",
     "ScanResult",
     "TuneResult",
     "demo",
     "evaluate",
     "export",
     "inspect",
+    "pick",
     "quantize",
+    "read_scan",
     "report",
     "scan",
     "tune",

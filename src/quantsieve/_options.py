@@ -99,6 +99,19 @@ class Writing:
 
 
 @dataclass(frozen=True, slots=True)
+class Picking:
+    """What `pick` keeps float."""
+
+    coverage: float | None
+    threshold: float | None
+    scheme: str | None
+    blocks: str | None
+    block_agg: str
+    max_layers: int | None
+    near: float
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """What a command prints."""
 
@@ -263,6 +276,67 @@ output_options = _group(
         click.option("--json", is_flag=True, help="Print one JSON document on stdout."),
         click.option("--quiet", is_flag=True, help="Show no progress."),
         click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+    ),
+)
+
+scan_option = click.option(
+    "--scan",
+    metavar="SCAN.json",
+    help="Never quantize the layers that it marks keep_float.",
+    show_default="none",
+)
+
+pick_options = _group(
+    "picking",
+    Picking,
+    (
+        click.option(
+            "--coverage",
+            type=click.FloatRange(0, 1),
+            metavar="X",
+            help="Keep the fewest layers that hold this share of all scores.",
+            show_default="none",
+        ),
+        click.option(
+            "--threshold",
+            type=click.FloatRange(min=0),
+            metavar="T",
+            help="Keep what scores above T.",
+            show_default="none",
+        ),
+        click.option(
+            "--scheme",
+            metavar="NAME",
+            help="Scheme whose scores count.",
+            show_default="the first of the scan",
+        ),
+        click.option(
+            "--blocks",
+            metavar="FILE|auto|op_type",
+            help="Decide layers together: a TOML or JSON map of names to regular expressions, the blocks that the "
+            "scan found, or operators.",
+            show_default="each layer alone",
+        ),
+        click.option(
+            "--block-agg",
+            type=click.Choice(["sum", "max", "mean"]),
+            default="sum",
+            help="Score of a block from those of its layers.",
+        ),
+        click.option(
+            "--max-layers",
+            type=click.IntRange(min=0),
+            metavar="N",
+            help="Keep at most N layers.",
+            show_default="all",
+        ),
+        click.option(
+            "--near",
+            type=click.FloatRange(0, 1, min_open=True),
+            metavar="X",
+            default=0.99,
+            help="Warn of a cut between scores whose ratio is X or more.",
+        ),
     ),
 )
 

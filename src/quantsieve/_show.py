@@ -9,7 +9,7 @@ from typing import Any
 from quantsieve import _tables, api
 from quantsieve._door import say
 from quantsieve._options import Output
-from quantsieve.api import EvaluationResult, ScanResult, TuneResult
+from quantsieve.api import EvaluationResult, PickResult, ScanResult, TuneResult
 from quantsieve.errors import QuantsieveError
 from quantsieve.inspection import Inspection
 from quantsieve.reports.cautions import cautions
@@ -46,6 +46,16 @@ def scan(found: ScanResult, output: Output) -> None:
         print_json(found.document())
     else:
         _tables.show_scan(_tables.stdout_console(), found)
+
+
+def pick(found: PickResult, output: Output, written: str | None) -> None:
+    """The summary, then the names to paste; warnings on stderr."""
+    for note in found.notes:
+        say(f"warning: {note}")
+    if output.json:
+        print_json(found.document())
+    else:
+        _tables.show_pick(_tables.stdout_console(), found, written)
 
 
 def evaluation(found: EvaluationResult, output: Output) -> None:

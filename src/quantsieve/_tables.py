@@ -18,11 +18,11 @@ from rich.text import Text
 from quantsieve.evaluation import Failed, Measured
 from quantsieve.inspection import Inspection, LayerFacts
 from quantsieve.model.graph import GraphValue
-from quantsieve.reports._numbers import percent, percent_interval
+from quantsieve.reports._numbers import count, percent, percent_interval
 from quantsieve.reports.text import plain
 
 if TYPE_CHECKING:
-    from quantsieve.api import EvaluationResult, ScanResult
+    from quantsieve.api import EvaluationResult, PickResult, ScanResult
 
 PIPE_WIDTH = 120  # columns where stdout is no terminal and COLUMNS is not set
 _GAP = 2
@@ -193,30 +193,63 @@ def _show_layers(console: Console, layers: Sequence[LayerFacts]) -> None:
 def show_scan(console: Console, found: "ScanResult") -> None:
     """What each layer costs under each scheme, the dearest first, then the layers that stay float."""
     rows = [
-        (plain(p.layer), p.scheme, f"{p.value:.2e}", f"{p.low:.1e} to {p.high:.1e}")
-        for p in sorted(found.prices, key=lambda price: -price.value)
+        (
+            str(number),
+            plain(s.layer),
+            s.scheme,
+            f"{s.value:.2e}",
+            f"{s.low:.1e} to {s.high:.1e}",
+            "tie" if s.tie else "",
+        )
+        for number, s in enumerate(found.layers, start=1)
     ]
     if rows:
         columns = (
+            Column("rank", right=True),
             Column("layer", shrinks=True),
             Column("scheme"),
-            Column("price", right=True),
+            Column("score", right=True),
             Column("95 %"),
+            Column("with next"),
         )
         print_table(console, columns, rows)
         console.print(
             Text(
-                "\nPrice: mean relative squared error of the outputs when that layer alone is quantized, "
-                f"simulated on {found.num_samples} samples; higher is worse."
+                "\nScore: mean relative squared error of the outputs when that layer alone is quantized, "
+                f"simulated on {found.num_samples} samples; higher is worse. A tie: the paired difference to the next "
+                "row may be 0 (95 %)."
             )
         )
     else:
         console.print(Text("No layer of this model can be quantized."))
-    if found.refusals:
+    if found.refused:
         console.print(Text("\nThese layers stay float:"))
-        reasons = [(plain(layer), plain(reason)) for layer, reason in found.refusals.items()]
-        print_table(console, (Column("layer", shrinks=True), Column("reason")), reasons)
+        reasons = [(plain(r.layer), plain(r.op_type), plain(r.reason)) for r in found.refused]
+        print_table(console, (Column("layer", shrinks=True), Column("operator"), Column("reason")), reasons)
     print_notes(console, found.notes)
+
+
+def show_pick(console: Console, found: "PickResult", written: str | None) -> None:
+    """What is kept float and what that holds, then its nodes, one a line and as a list for Python."""
+    blocks = sum(len(group.layers) > 1 for group, _ in found.groups)
+    together = f", {count(blocks, 'block')} of several among them" if blocks else ""
+    pairs = [
+        ("Scores", f"{plain(found.scan.model_file)} under {found.scheme}, higher is worse"),
+        ("Kept float", f"{count(found.num_kept, 'layer')}{together}"),
+        ("Quantized", count(found.num_quantized, "layer")),
+        ("Coverage", f"{found.coverage:.1%} of the scores that were ranked"),
+        ("Mass", f"{found.mass:.1%} of the layers' scores"),
+    ]
+    print_pairs(console, [*pairs, *([("Written", plain(written))] if written is not None else [])])
+    if found.groups:
+        console.print()
+        rows = [(plain(group.name), f"{score:.2e}", str(len(group.layers))) for group, score in found.groups]
+        columns = (Column("kept float", shrinks=True), Column("score", right=True), Column("layers", right=True))
+        print_table(console, columns, rows)
+    console.print(Text("\nNodes to exclude:"))
+    for node in found.nodes:
+        console.print(Text(plain(node)), soft_wrap=True)
+    console.print(Text(f"\nnodes_to_exclude={list(found.nodes)!r}"), soft_wrap=True)
 
 
 def show_evaluation(console: Console, found: "EvaluationResult") -> None:

@@ -5,7 +5,6 @@ iterable of feeds. Models are paths; the file is never changed.
 """
 
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -21,29 +20,36 @@ from quantsieve.example import data_path, model_path
 from quantsieve.front import Candidate, Recommendation, named
 from quantsieve.inspection import Inspection
 from quantsieve.inspection import inspect as inspect_model
+from quantsieve.model.graph import Graph
 from quantsieve.model.load import load_model
-from quantsieve.plan import BIAS, Options, Plan, check_plan, full_plan
+from quantsieve.plan import BIAS, Options, Plan, check_layers, check_plan, full_plan
 from quantsieve.reports.document import front_json, report_json
 from quantsieve.reports.page import html_page
-from quantsieve.reports.summary import Price, Summary
+from quantsieve.reports.summary import Summary
 from quantsieve.reports.text import report_text
 from quantsieve.run._atomic import make_folder, write_file
-from quantsieve.run.executor import Search, layer_prices
+from quantsieve.run.executor import Search
 from quantsieve.run.keys import content_key, model_key
 from quantsieve.run.line import Line, Sources, input_specs
 from quantsieve.run.progress import Progress, Silent, Step
+from quantsieve.run.scan_file import load_blocks, load_scan
 from quantsieve.run.spec import Limits, Settings, run_spec
 from quantsieve.run.store import Store
 from quantsieve.run.trials import Deadline, Trials
 from quantsieve.schemes import FLOAT
 from quantsieve.schemes import names as scheme_names
 from quantsieve.search.prices import Accounts, make_problem
+from quantsieve.sensitivity.blocks import find_blocks, match
+from quantsieve.sensitivity.origin import original_nodes
+from quantsieve.sensitivity.pick import NEAR, PickResult, Rule, pick_layers
+from quantsieve.sensitivity.ranking import Choice, Refused, Score, rank
+from quantsieve.sensitivity.scan_document import ScanResult, check_model, scan_text
 from quantsieve.targets.isolation import Isolated
 from quantsieve.targets.ort import OrtCpu
 
 __all__ = [
-    "EvaluationResult", "ScanResult", "TuneResult", "demo", "evaluate", "export", "inspect", "quantize", "report",
-    "scan", "tune",
+    "EvaluationResult", "PickResult", "ScanResult", "TuneResult", "demo", "evaluate", "export", "inspect", "pick",
+    "quantize", "read_scan", "report", "scan", "tune",
 ]  # fmt: skip
 
 SCHEMA = 1
@@ -81,31 +87,6 @@ class TuneResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ScanResult:
-    """Prices of each layer alone under each scheme, higher is worse; simulated, never measured on a target."""
-
-    model_key: str
-    prices: tuple[Price, ...]
-    refusals: Mapping[str, str]
-    num_samples: int
-    notes: tuple[str, ...]
-
-    def document(self) -> dict[str, object]:
-        """As JSON can say it: ranked, the layer that hurts most first."""
-        ranked = sorted(self.prices, key=lambda price: -price.value)
-        return {
-            "schema": SCHEMA,
-            "kind": "scan",
-            "model_key": self.model_key,
-            "measure": "mean relative squared error of the float outputs, simulated; higher is worse",
-            "num_samples": self.num_samples,
-            "layers": [_price(price) for price in ranked],
-            "refusals": dict(self.refusals),
-            "notes": list(self.notes),
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class EvaluationResult:
     """Candidate files against the float model, on all samples given."""
 
@@ -136,6 +117,7 @@ def tune(
     preprocess: Preprocess | None = None,
     skip_bad: bool = False,
     class_names: Sequence[str] | None = None,
+    scan: str | os.PathLike[str] | ScanResult | None = None,
     schemes: Sequence[str] = ("int8", "int8-channel"),
     metric: str | None = None,
     max_drop: float = 0.01,
@@ -156,15 +138,17 @@ def tune(
 
     data: samples with or without labels; `synthetic=N` makes N random ones instead. run: default
     `quantsieve-run-MODEL` in the current folder; a second call with the same settings goes on there.
-    max_drop: largest acceptable loss of the score, absolute. timeout: seconds. Raises QuantsieveError.
+    max_drop: largest acceptable loss of the score, absolute. timeout: seconds. scan: layers that it marks `keep_float`
+    are never quantized. Raises QuantsieveError.
     Ctrl-C (KeyboardInterrupt) is passed on once the report of what is there has been written.
     """
-    settings = Settings(tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples)
+    load_model(Path(model))
+    kept = _kept(scan, Path(model))
+    settings = Settings(tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples, kept)
     limits = Limits(max_drop, confident, timeout, max_trials, workers, limit_s)
     deadline = Deadline(timeout)
     path = Path(model)
     folder = Path(run) if run is not None else Path(f"quantsieve-run-{path.stem}")
-    load_model(path)
     sources = _open(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
     with _line(folder, path, sources, settings, limits, progress) as line:
         search = Search(line, limits, deadline)
@@ -203,7 +187,7 @@ def scan(
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ScanResult:
-    """The price of every layer under every scheme; written as JSON to `output` where one is given."""
+    """The score of every layer under every scheme; written as scan.json to `output` where one is given."""
     settings = Settings(tuple(schemes), None, seed, 1, weight_type, bias_correction, samples)
     path = Path(model)
     load_model(path)
@@ -212,17 +196,42 @@ def scan(
         _scratch() as folder,
         _line(folder, path, sources, settings, Limits(workers=workers), progress) as line,
     ):
-        prices: tuple[Price, ...] = ()
-        if line.options.schemes:
-            accounts = Accounts(line.prices, line.costs, line.schemes[0].activation, False)
-            prices = layer_prices(line, make_problem(line.graph, line.structure, line.options, accounts))
-        result = ScanResult(
-            line.model_key, prices, line.options.refusals, len(line.scan_indices),
-            (*line.prepared.notes, *sources.notes()),
-        )  # fmt: skip
+        result = _scan_result(line)
     if output is not None:
-        _write_text(Path(output), json.dumps(result.document(), indent=1))
+        _write_text(Path(output), scan_text(result))
     return result
+
+
+def read_scan(path: str | os.PathLike[str]) -> ScanResult:
+    """The scan in a scan.json. Raises InputError when the file is none."""
+    return load_scan(path)
+
+
+def pick(
+    scan: str | os.PathLike[str] | ScanResult,
+    *,
+    coverage: float | None = None,
+    threshold: float | None = None,
+    scheme: str | None = None,
+    blocks: str | os.PathLike[str] | Mapping[str, str] | None = None,
+    block_agg: str = "sum",
+    max_layers: int | None = None,
+    near: float = NEAR,
+    output: str | os.PathLike[str] | None = None,
+) -> PickResult:
+    """Layers to keep float, from the scores of a scan without a search; needs neither model nor data.
+
+    coverage: share of all scores that the fewest layers must hold, 0..1. threshold: scores above it are kept float.
+    scheme: whose scores count; default the first scanned. blocks: `auto` as the scan found them, `op_type`, or a map
+    name -> regular expression or a TOML or JSON file of it, first match wins. block_agg: sum, max or mean. near: ratio
+    of scores from which a cut is warned of. output: gets the scan with the picked layers, and no others, marked.
+    """
+    rule = Rule(coverage, threshold, block_agg, max_layers, near)
+    given = scan if isinstance(scan, ScanResult) else load_scan(scan)
+    found = pick_layers(given, rule, scheme, _blocks(given, blocks))
+    if output is not None:
+        _write_text(Path(output), scan_text(found.scan))
+    return found
 
 
 def quantize(
@@ -236,6 +245,7 @@ def quantize(
     preprocess: Preprocess | None = None,
     skip_bad: bool = False,
     class_names: Sequence[str] | None = None,
+    scan: str | os.PathLike[str] | ScanResult | None = None,
     seed: int = 0,
     weight_type: str = "auto",
     bias_correction: bool = True,
@@ -243,12 +253,14 @@ def quantize(
 ) -> Path:
     """Write the model as a plan says; returns the path of the new file.
 
-    plan: path of a plan.json, a scheme's name for every layer that can have it, or schemes by layer name.
-    Raises UsageError when the plan names unknown layers, or asks what a layer cannot have.
+    plan: path of a plan.json, a scheme's name for every layer that can have it, or schemes by layer name. scan: layers
+    that it marks `keep_float` cannot have any. Raises UsageError when the plan names unknown layers, or asks what a
+    layer cannot have.
     """
-    settings = Settings(scheme_names(), None, seed, 1, weight_type, bias_correction)
     path = Path(model)
     load_model(path)
+    kept = _kept(scan, path)
+    settings = Settings(scheme_names(), None, seed, 1, weight_type, bias_correction, keep_float=kept)
     sources = _open(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
     with _scratch() as folder, _line(folder, path, sources, settings, Limits(), progress) as line:
         chosen = _read_plan(plan, line.options, (BIAS,) if bias_correction else ())
@@ -374,7 +386,10 @@ def _line(
         Store.open(folder.absolute(), run_spec(settings, keys)) as store,
         Isolated(OrtCpu(threads=settings.threads), timeout_s=limits.limit_s) as target,
     ):
-        yield Line(store, path, sources, settings, target, limits.workers, progress or Silent())
+        line = Line(store, path, sources, settings, target, limits.workers, progress or Silent())
+        if settings.keep_float:
+            check_layers(settings.keep_float, line.structure)  # wrong names are told before anything is measured
+        yield line
 
 
 @contextmanager
@@ -409,6 +424,66 @@ def _read_plan(plan: str | os.PathLike[str] | Mapping[str, str], options: Option
             "Take a plan.json of a run folder as an example.",
         ) from error
     return Plan(layers, tuple(repair for repair in named if repair in repairs))  # as far as they are asked for
+
+
+# --- scans ------------------------------------------------------------------------------------------------------
+
+
+def _kept(scan: str | os.PathLike[str] | ScanResult | None, model: Path) -> tuple[str, ...]:
+    """Names of the layers that the scan marks. Raises InputError when it is a scan of another model."""
+    if scan is None:
+        return ()
+    key = model_key(model)
+    if isinstance(scan, ScanResult):
+        return check_model(scan, "the scan", key).keep_float
+    return load_scan(scan, key).keep_float
+
+
+def _blocks(scan: ScanResult, blocks: str | os.PathLike[str] | Mapping[str, str] | None) -> Mapping[str, str | None]:
+    """The block of each layer, as far as it has one."""
+    if blocks is None:
+        return {}
+    if blocks == "auto":
+        return {score.layer: score.block for score in scan.layers}
+    if blocks == "op_type":
+        return {score.layer: score.op_type for score in scan.layers}
+    patterns = blocks if isinstance(blocks, Mapping) else load_blocks(blocks)
+    return match([score.layer for score in scan.layers], patterns)
+
+
+def _scan_result(line: Line) -> ScanResult:
+    options, layers = line.options, line.structure.layers
+    scores: tuple[Score, ...] = ()
+    form = line.schemes[0].activation
+    if options.schemes:
+        problem = make_problem(line.graph, line.structure, options, Accounts(line.prices, line.costs, form, False))
+        blocks = find_blocks(line.graph, line.structure)
+        nodes = original_nodes(Graph(line.original), layers, dict(line.prepared.given_names))
+        choices = [
+            Choice(
+                line.structure.layer(name),
+                found,
+                tuple(problem.tensors[t] for t in links),
+                nodes[name],
+                blocks.get(name),
+            )
+            for name, found, links in zip(problem.layers, problem.options, problem.links, strict=True)
+        ]
+        scores = rank(choices, line.prices, form)
+    return ScanResult(
+        model_file=line.path.name,
+        model_key=line.model_key,
+        num_samples=line.prices.num_samples if options.schemes else 0,
+        seed=line.settings.seed,
+        schemes=line.settings.schemes,
+        activation=form,
+        calibration_samples=len(line.split.calibration),
+        layers=scores,
+        refused=tuple(
+            Refused(x.name, x.op_type, options.refusals[x.name]) for x in layers if x.name in options.refusals
+        ),
+        notes=(*line.prepared.notes, *line.sources.notes(), *dict.fromkeys(line.notes)),
+    )
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -454,16 +529,6 @@ def _write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError("a place to write the result", f"{path}: {error}", "Choose another output.") from error
-
-
-def _price(price: Price) -> dict[str, object]:
-    """One sample alone has an interval without end, which JSON cannot say."""
-    bounds = {
-        name: value if math.isfinite(value) else None
-        for name, value in asdict(price).items()
-        if name in ("low", "high")
-    }
-    return {**asdict(price), **bounds}
 
 
 def _outcome(path: str, found: Measured | Failed, size: int) -> dict[str, object]:

@@ -52,6 +52,7 @@ def program() -> None:
 @opt.source_options
 @opt.image_options
 @opt.search_options
+@opt.scan_option
 @opt.metric_option
 @opt.samples_option
 @opt.max_samples_option
@@ -65,6 +66,7 @@ def tune(
     source: opt.Source,
     images: opt.Images,
     search: opt.Search,
+    scan: str | None,
     metric: str | None,
     samples: int,
     max_samples: int | None,
@@ -93,6 +95,7 @@ def tune(
                 preprocess=_preprocess(images),
                 skip_bad=images.skip_bad,
                 class_names=_class_names(images),
+                scan=scan,
                 schemes=search.schemes,
                 metric=metric,
                 max_drop=search.max_drop,
@@ -172,6 +175,29 @@ def scan(
 
 
 @program.command()
+@click.argument("scan")
+@click.option("-o", "--output", "path", metavar="FILE", help="Write SCAN to it, marked anew.", show_default="none")
+@opt.pick_options
+@opt.output_options
+def pick(scan: str, path: str | None, picking: opt.Picking, output: opt.Output) -> None:
+    """Pick layers to keep float from the scores in SCAN."""
+    from quantsieve import _show, api
+
+    result = api.pick(
+        scan,
+        coverage=picking.coverage,
+        threshold=picking.threshold,
+        scheme=picking.scheme,
+        blocks=picking.blocks,
+        block_agg=picking.block_agg,
+        max_layers=picking.max_layers,
+        near=picking.near,
+        output=path,
+    )
+    _show.pick(result, output, path)
+
+
+@program.command()
 @click.argument("model")
 @click.option(
     "--plan",
@@ -182,6 +208,7 @@ def scan(
 @click.option("-o", "--output", "path", metavar="FILE", help="The new model.", show_default="<MODEL>-quantized.onnx")
 @opt.source_options
 @opt.image_options
+@opt.scan_option
 @opt.writing_options
 @opt.output_options
 def quantize(
@@ -190,6 +217,7 @@ def quantize(
     path: str | None,
     source: opt.Source,
     images: opt.Images,
+    scan: str | None,
     writing: opt.Writing,
     output: opt.Output,
 ) -> None:
@@ -208,6 +236,7 @@ def quantize(
             preprocess=_preprocess(images),
             skip_bad=images.skip_bad,
             class_names=_class_names(images),
+            scan=scan,
             seed=source.seed,
             weight_type=writing.weight_type,
             bias_correction=writing.bias_correction,

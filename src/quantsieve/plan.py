@@ -9,7 +9,7 @@ writer both follow `Placement`, so they cannot disagree on where rounding happen
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quantsieve.calibrate import Calibration
@@ -94,8 +94,21 @@ class Options:
     refusals: Mapping[str, str]
 
 
-def find_options(graph: Graph, structure: Structure, calibration: Calibration, schemes: Sequence[Scheme]) -> Options:
-    """What each layer may be given. A layer without weights gets the first scheme that takes it: they round alike."""
+KEPT = "kept float by scan.json"  # a refusal that is the user's
+
+
+def find_options(
+    graph: Graph,
+    structure: Structure,
+    calibration: Calibration,
+    schemes: Sequence[Scheme],
+    keep_float: Collection[str] = (),
+) -> Options:
+    """What each layer may be given. A layer without weights gets the first scheme that takes it: they round alike.
+
+    keep_float: names of layers that are never quantized, whatever could be done. Raises UsageError for unknown ones.
+    """
+    check_layers(keep_float, structure)
     allowed: dict[str, tuple[str, ...]] = {}
     refusals: dict[str, str] = {}
     for layer in structure.layers:
@@ -105,6 +118,8 @@ def find_options(graph: Graph, structure: Structure, calibration: Calibration, s
         if reason is None and layer.is_quantizable:
             roots = [layout_root(graph, name) for name in layer.inputs] + [layer.output]
             reason = next((r for root in roots if (r := calibration.refusal(root)) is not None), None)
+        if reason is None and taken and layer.name in keep_float:
+            reason = KEPT
         if reason is not None or not taken:
             refusals[layer.name] = reason or "no scheme was asked for that takes it"
         else:
@@ -130,13 +145,26 @@ def check_plan(plan: Plan, options: Options) -> None:
             )
         if layer not in options.schemes:
             raise UsageError(
-                "a plan over the model's layers", f"a layer {layer!r} that it lacks", _nearest(layer, options)
+                "a plan over the model's layers",
+                f"a layer {layer!r} that it lacks",
+                _nearest(layer, [*options.schemes, *options.refusals]),
             )
         if scheme not in options.schemes[layer]:
             known = ", ".join((FLOAT, *options.schemes[layer]))
             raise UsageError(f"one of {known} for {layer}", repr(scheme), "Change the plan.")
 
 
-def _nearest(layer: str, options: Options) -> str:
-    near = difflib.get_close_matches(layer, [*options.schemes, *options.refusals], n=3)
+def check_layers(keep_float: Collection[str], structure: Structure) -> None:
+    """Raises UsageError when a layer that is to be kept float does not exist."""
+    known = [layer.name for layer in structure.layers]
+    unknown = sorted(set(keep_float) - set(known))
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise UsageError(
+            "keep_float for layers of the model", f"{unknown[0]!r}{more}, which it lacks", _nearest(unknown[0], known)
+        )
+
+
+def _nearest(layer: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(layer, list(known), n=3)
     return f"Nearest names: {', '.join(near)}." if near else "`quantsieve inspect` lists the names."

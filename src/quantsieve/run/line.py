@@ -263,7 +263,7 @@ class Line:
 
     @cached_property
     def options(self) -> Options:
-        return find_options(self.graph, self.structure, self.calibration, self.schemes)
+        return find_options(self.graph, self.structure, self.calibration, self.schemes, self.settings.keep_float)
 
     @cached_property
     def corrections(self) -> weights.Corrections:

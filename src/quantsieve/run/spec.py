@@ -21,6 +21,7 @@ class Settings:
     bias_correction: bool = True
     samples: int = 32  # that the scan runs on
     max_samples: int | None = None  # of the data; None: all
+    keep_float: tuple[str, ...] = ()  # layers that are never quantized, sorted
 
     def __post_init__(self) -> None:
         for name in self.schemes:
@@ -35,8 +36,8 @@ class Settings:
             _check_least(name, getattr(self, name), least)
 
     def document(self) -> dict[str, object]:
-        """As strict JSON can say it."""
-        found = asdict(self)
+        """As strict JSON can say it; without keep_float where it is empty, as folders from before it have it."""
+        found = {name: value for name, value in asdict(self).items() if name != "keep_float" or value}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 

@@ -1,0 +1,50 @@
+"""Which nodes of the user's own file a layer stands for: between what the layer reads and what it makes.
+
+A layer is a fused group of the prepared model, where a BatchNorm may have been folded away, a node renamed or a
+function inlined. Values keep their names, so in the original graph the layer is what lies between them on a path of
+activations; constants and what only makes weights do not belong to it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from quantsieve.model.graph import Graph, node_inputs
+from quantsieve.model.units import Layer
+
+
+def original_nodes(graph: Graph, layers: Sequence[Layer], given: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """By layer, names of its nodes in the original, in graph order; () where none has a name there.
+
+    graph: of the original file. given: name the user gave, by name in the prepared model, where they differ.
+    """
+    fed = {value.name for value in graph.inputs if not graph.is_constant(value.name)}
+    active = set()  # positions of nodes that depend on an input
+    for index, node in enumerate(graph.nodes):
+        if not fed.isdisjoint(node_inputs(node)):
+            active.add(index)
+            fed.update(value.name or "" for value in node.outputs)
+    makers = {value.name: i for i, node in enumerate(graph.nodes) for value in node.outputs if value.name}
+    known = {node.name for node in graph.nodes if node.name}
+    found = {}
+    for layer in layers:
+        positions = _between(graph, makers, active, layer)
+        names = [graph.nodes[i].name or "" for i in sorted(positions)]
+        if not positions:
+            names = [given.get(name, name) for name in layer.nodes]
+        found[layer.name] = tuple(dict.fromkeys(name for name in names if name in known))
+    return found
+
+
+def _between(graph: Graph, makers: Mapping[str, int], active: set[int], layer: Layer) -> set[int]:
+    """Positions of the nodes on paths from the layer's inputs to its output; empty where a value is unknown."""
+    ends = set(layer.inputs)
+    if any(name not in makers and name not in {value.name for value in graph.inputs} for name in ends):
+        return set()
+    waiting, positions = [layer.output], set()
+    while waiting:
+        name = waiting.pop()
+        index = makers.get(name)
+        if name in ends or index is None or index not in active or index in positions:
+            continue
+        positions.add(index)
+        waiting += node_inputs(graph.nodes[index])
+    return positions

@@ -1,0 +1,108 @@
+"""Layers ranked by what quantizing each alone does to the outputs, worst first, with what each score is made of.
+
+A layer's score is the mean over the samples of the sum of the sources that it switches on: its weights, and the
+tensors that it forces to be rounded. Two neighbours tie when the 95 % interval of the mean of their difference, paired
+by sample, includes 0: samples that are hard for one layer are hard for the next, so intervals of the scores alone
+would call far too many equal.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
+
+import numpy as np
+
+from quantsieve.model.units import Layer
+from quantsieve.sensitivity.suffix import Prices
+
+_Z95 = 1.959964
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One layer under one scheme. value, low, high and the parts: mean relative squared error of the float outputs,
+    a share of their variance, higher is worse. tie: with the next row; None for the last."""
+
+    layer: str
+    scheme: str
+    op_type: str
+    nodes: tuple[str, ...]  # of the user's own file
+    block: str | None  # found from names or graph; None where the layer stands alone
+    params: int
+    bytes: int  # float32, weight and bias
+    macs: int  # multiply-adds of one sample; 0 where unknown or without weights
+    value: float
+    low: float
+    high: float
+    tie: bool | None
+    weights: float  # part of the weights; 0 for a layer without
+    weights_corrected: float  # of it, what a corrected bias leaves
+    tensors: Mapping[str, float]  # parts of the activations, by root
+    keep_float: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A layer that no scheme can quantize; it has no score, which is not a score of 0."""
+
+    layer: str
+    op_type: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A layer with what it may be given. forced: roots of the tensors that it switches on when it is quantized."""
+
+    layer: Layer
+    schemes: tuple[str, ...]
+    forced: tuple[str, ...]
+    nodes: tuple[str, ...]
+    block: str | None
+
+
+def rank(choices: Sequence[Choice], prices: Prices, form: str) -> tuple[Score, ...]:
+    """A row for each layer and scheme, worst first. form: the activation format whose prices count."""
+    row = {(s.kind, s.owner, s.form): i for i, s in enumerate(prices.sources)}
+    mean, corrected = prices.mean(), prices.corrected()
+    found = []
+    for choice in choices:
+        tensors = {root: row["tensor", root, form] for root in choice.forced}
+        for scheme in choice.schemes:
+            weight = row.get(("weight", choice.layer.name, scheme))
+            rows = [*tensors.values(), *([weight] if weight is not None else [])]
+            sums = prices.errors[rows].sum(axis=0) if rows else np.zeros(prices.num_samples)
+            value, half = float(sums.mean()), half_width(sums)
+            score = Score(
+                layer=choice.layer.name,
+                scheme=scheme,
+                op_type=choice.layer.op_type,
+                nodes=choice.nodes,
+                block=choice.block,
+                params=choice.layer.num_params,
+                bytes=choice.layer.weight_bytes,
+                macs=choice.layer.macs,
+                value=value,
+                low=max(0.0, value - half),
+                high=value + half,
+                tie=None,
+                weights=float(mean[weight]) if weight is not None else 0.0,
+                weights_corrected=max(0.0, float(corrected[weight])) if weight is not None else 0.0,
+                tensors={root: float(mean[index]) for root, index in tensors.items()},
+            )
+            found.append((score, sums))
+    found.sort(key=lambda pair: -pair[0].value)  # stable: graph order among equals
+    ties = [is_tie(a, b) for (_, a), (_, b) in pairwise(found)]
+    return tuple(replace(score, tie=tie) for (score, _), tie in zip_longest(found, ties))
+
+
+def half_width(values: np.ndarray) -> float:
+    """Half the 95 % normal interval of the mean; inf for one sample. values: float64 [samples]."""
+    return _Z95 * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+
+
+def is_tie(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether the interval of the mean paired difference includes 0. a, b: float64 [samples], of the same samples."""
+    gap = a - b
+    return abs(float(gap.mean())) <= half_width(gap)

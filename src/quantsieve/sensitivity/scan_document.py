@@ -1,0 +1,264 @@
+"""scan.json: a scan as a document that people edit and later commands read back.
+
+What it holds: docs/scan-schema.md. Reading refuses what it would otherwise misunderstand: another kind, another
+schema, a scan of another model, a mark that is neither true nor false.
+"""
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quantsieve.errors import InputError
+from quantsieve.sensitivity.ranking import Refused, Score
+
+SCHEMA = 2
+KIND = "scan"
+METRIC = {
+    "name": "relative squared error",
+    "text": "mean relative squared error of the float outputs when this layer alone is quantized, simulated",
+    "direction": "higher is worse",
+    "unit": "share of the variance of the float outputs: 1 is as large as they vary",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ScanResult:
+    """Scores of each layer alone under each scheme, worst first; simulated, never measured on a target."""
+
+    model_file: str
+    model_key: str  # content key of the model's bytes
+    num_samples: int
+    seed: int
+    schemes: tuple[str, ...]
+    activation: str  # format of rounded tensors
+    calibration_samples: int
+    layers: tuple[Score, ...]
+    refused: tuple[Refused, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def keep_float(self) -> tuple[str, ...]:
+        """Names of the layers that are marked on any of their rows, sorted."""
+        return tuple(sorted({score.layer for score in self.layers if score.keep_float}))
+
+    def marked(self, layers: Collection[str]) -> "ScanResult":
+        """The same scan with exactly these layers marked to be kept float."""
+        rows = tuple(replace(score, keep_float=score.layer in layers) for score in self.layers)
+        return replace(self, layers=rows)
+
+    def document(self) -> dict[str, object]:
+        """As strict JSON can say it."""
+        return {
+            "schema": SCHEMA,
+            "kind": KIND,
+            "model": self.model_file,
+            "model_key": self.model_key,
+            "samples": self.num_samples,
+            "seed": self.seed,
+            "schemes": list(self.schemes),
+            "activation": self.activation,
+            "calibration": {"method": "minmax", "samples": self.calibration_samples},
+            "metric": dict(METRIC),
+            "layers": [_row(number, score) for number, score in enumerate(self.layers, start=1)],
+            "refused": [{"layer": r.layer, "op_type": r.op_type, "reason": r.reason} for r in self.refused],
+            "notes": list(self.notes),
+        }
+
+
+def _row(number: int, score: Score) -> dict[str, object]:
+    return {
+        "rank": number,
+        "keep_float": score.keep_float,
+        "layer": score.layer,
+        "scheme": score.scheme,
+        "score": score.value,
+        "low": score.low,
+        "high": score.high if math.isfinite(score.high) else None,  # of one sample alone
+        "tie": score.tie,
+        "op_type": score.op_type,
+        "params": score.params,
+        "bytes": score.bytes,
+        "macs": score.macs,
+        "parts": {
+            "weights": score.weights,
+            "weights_corrected": score.weights_corrected,
+            "tensors": dict(score.tensors),
+        },
+        "block": score.block,
+        "nodes": list(score.nodes),
+    }
+
+
+def scan_text(scan: ScanResult) -> str:
+    """The text of scan.json."""
+    return json.dumps(scan.document(), indent=1, allow_nan=False) + "\n"
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def parse_scan(text: str | bytes, name: str, model_key: str | None = None) -> ScanResult:
+    """The scan in the text of a scan.json; rows keep their order, worst first by score.
+
+    name: of the file, for errors. model_key: of the model that it has to be a scan of; None: any.
+    Raises InputError for another kind or schema, for values that are none, and for a scan of another model.
+    """
+    document = _document(text, name)
+    try:
+        found = _scan(document)
+    except _Wrong as wrong:
+        raise InputError(
+            f"a scan.json of schema {SCHEMA}",
+            f"{wrong.text} in {name}",
+            "Correct it, or write it anew with `quantsieve scan MODEL -o scan.json`.",
+        ) from wrong
+    return found if model_key is None else check_model(found, name, model_key)
+
+
+def check_model(scan: ScanResult, name: str, model_key: str) -> ScanResult:
+    """The scan, which is one of the model with that key. Raises InputError when it is of another."""
+    if scan.model_key != model_key:
+        raise InputError(
+            "a scan of the same model",
+            f"{name}, which is one of {scan.model_file} with other bytes",
+            "Give the model that was scanned, or scan this one with `quantsieve scan MODEL -o scan.json`.",
+        )
+    return scan
+
+
+class _Wrong(Exception):
+    """What does not belong into a scan.json, in words."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.text = text
+
+
+def _document(text: str | bytes, name: str) -> Mapping[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            "a scan.json", f"{name}, which is no JSON ({error})", "Write it with `quantsieve scan MODEL -o scan.json`."
+        ) from error
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        kind = repr(document.get("kind")) if isinstance(document, dict) else "no object"
+        raise InputError(
+            f"a document of kind {KIND!r}",
+            f"kind {kind} in {name}" if isinstance(document, dict) else f"{kind} in {name}",
+            "Write it with `quantsieve scan MODEL -o scan.json`.",
+        )
+    if document.get("schema") != SCHEMA or isinstance(document.get("schema"), bool):
+        raise InputError(
+            f"a scan.json of schema {SCHEMA}",
+            f"schema {json.dumps(document.get('schema'))} in {name}",
+            "Write it anew with `quantsieve scan MODEL -o scan.json`, or use the version that wrote it.",
+        )
+    return document
+
+
+def _scan(document: Mapping[str, Any]) -> ScanResult:
+    layers = tuple(_score(row, f"layers[{i}]") for i, row in enumerate(_list(document, "layers", "")))
+    seen = set()
+    for score in layers:
+        if (score.layer, score.scheme) in seen:
+            raise _Wrong(f"two rows for {score.layer!r} under {score.scheme!r}")
+        seen.add((score.layer, score.scheme))
+    refused = []
+    for i, row in enumerate(_list(document, "refused", "")):
+        where = f"refused[{i}]"
+        _object(row, where)
+        refused.append(Refused(*(_text(row, name, where) for name in ("layer", "op_type", "reason"))))
+    calibration = _object(document.get("calibration"), "calibration")
+    return ScanResult(
+        model_file=_text(document, "model", ""),
+        model_key=_text(document, "model_key", ""),
+        num_samples=_count(document, "samples", ""),
+        seed=_count(document, "seed", ""),
+        schemes=_texts(document, "schemes", ""),
+        activation=_text(document, "activation", ""),
+        calibration_samples=_count(calibration, "samples", "calibration"),
+        layers=tuple(sorted(layers, key=lambda score: -score.value)),
+        refused=tuple(refused),
+        notes=_texts(document, "notes", ""),
+    )
+
+
+def _score(row: object, where: str) -> Score:
+    row = _object(row, where)
+    where = f"{where} ({row['layer']})" if isinstance(row.get("layer"), str) else where
+    parts = _object(row.get("parts"), f"parts of {where}")
+    tensors = _object(parts.get("tensors"), f"tensors of {where}")
+    block, tie = row.get("block"), row.get("tie")
+    if not (block is None or isinstance(block, str)):
+        raise _wrong(row, "block", where, "a text or null")
+    if not (tie is None or isinstance(tie, bool)):
+        raise _wrong(row, "tie", where, "true, false or null")
+    if not isinstance(row.get("keep_float"), bool):
+        raise _wrong(row, "keep_float", where, "true or false")
+    return Score(
+        layer=_text(row, "layer", where),
+        scheme=_text(row, "scheme", where),
+        op_type=_text(row, "op_type", where),
+        nodes=_texts(row, "nodes", where),
+        block=block,
+        params=_count(row, "params", where),
+        bytes=_count(row, "bytes", where),
+        macs=_count(row, "macs", where),
+        value=_error(row, "score", where),
+        low=_error(row, "low", where),
+        high=math.inf if row.get("high", 0) is None else _error(row, "high", where),
+        tie=tie,
+        weights=_error(parts, "weights", where),
+        weights_corrected=_error(parts, "weights_corrected", where),
+        tensors={str(root): _error(tensors, root, where) for root in tensors},
+        keep_float=row["keep_float"],
+    )
+
+
+def _wrong(row: Mapping[str, Any], name: str, where: str, wanted: str) -> _Wrong:
+    found = json.dumps(row[name])[:80] if name in row else "nothing"
+    return _Wrong(f"{found} instead of {wanted} as {name}" + (f" of {where}" if where else ""))
+
+
+def _object(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _Wrong(f"{json.dumps(value)[:80]} instead of an object as {where}")
+    return value
+
+
+def _list(row: Mapping[str, Any], name: str, where: str) -> list[Any]:
+    value = row.get(name)
+    if not isinstance(value, list):
+        raise _wrong(row, name, where, "a list")
+    return value
+
+
+def _texts(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+    values = _list(row, name, where)
+    if not all(isinstance(value, str) for value in values):
+        raise _wrong(row, name, where, "a list of texts")
+    return tuple(values)
+
+
+def _text(row: Mapping[str, Any], name: str, where: str) -> str:
+    value = row.get(name)
+    if not isinstance(value, str):
+        raise _wrong(row, name, where, "a text")
+    return value
+
+
+def _count(row: Mapping[str, Any], name: str, where: str) -> int:
+    value = row.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise _wrong(row, name, where, "a whole number of 0 or more")
+    return value
+
+
+def _error(row: Mapping[str, Any], name: str, where: str) -> float:
+    value = row.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise _wrong(row, name, where, "a number of 0 or more")
+    return float(value)

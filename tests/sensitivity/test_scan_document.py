@@ -1,0 +1,118 @@
+"""scan.json: what is written is read back, and what is not a scan of this model is refused."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scan_facts import scan, scan_of, score
+
+from quantsieve.errors import InputError
+from quantsieve.sensitivity.scan_document import SCHEMA, parse_scan, scan_text
+
+names = st.text(max_size=8)
+errors = st.floats(0, 1e300)
+counts = st.integers(0, 2**53)
+rows = st.lists(
+    st.builds(
+        score,
+        names,
+        errors,
+        scheme=st.sampled_from(["int8", "int8-channel"]),
+        op_type=names,
+        nodes=st.lists(names, max_size=3).map(tuple),
+        block=st.none() | names,
+        params=counts,
+        bytes=counts,
+        macs=counts,
+        low=errors,
+        high=errors | st.just(math.inf),
+        tie=st.none() | st.booleans(),
+        weights=errors,
+        weights_corrected=errors,
+        tensors=st.dictionaries(names, errors, max_size=3),
+        keep_float=st.booleans(),
+    ),
+    max_size=6,
+    unique_by=lambda row: (row.layer, row.scheme),
+)
+
+
+@given(rows, names, counts, st.lists(names, max_size=2).map(tuple))
+def test_a_written_scan_is_read_back_equal(found, name, seed, notes):
+    made = scan(found, ("int8", "int8-channel"), model_file=name, seed=seed, notes=notes)
+    assert parse_scan(scan_text(made), "scan.json") == made
+
+
+@given(rows)
+def test_the_text_is_strict_json_ranked_from_1(found):
+    text = scan_text(scan(found))
+    document = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert [row["rank"] for row in document["layers"]] == list(range(1, len(found) + 1))
+    values = [row["score"] for row in document["layers"]]
+    assert values == sorted(values, reverse=True)
+
+
+def changed(change):
+    document = json.loads(scan_text(scan_of([3.0, 2.0])))
+    change(document)
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.update(kind="evaluation"), "kind 'scan', found kind 'evaluation'"),
+        (lambda d: d.pop("kind"), "kind None"),
+        (lambda d: d.update(schema=1), "found schema 1"),
+        (lambda d: d.update(schema=3), "found schema 3"),
+        (lambda d: d["layers"][1].update(keep_float="true"), r'"true" instead of true or false as keep_float .*\(l1\)'),
+        (lambda d: d["layers"][0].pop("keep_float"), "nothing instead of true or false"),
+        (lambda d: d["layers"][0].update(score=-1), "-1 instead of a number"),
+        (lambda d: d["layers"][0].update(score=None), "null instead of a number"),
+        (lambda d: d["layers"][0].update(score=True), "true instead of a number"),
+        (lambda d: d["layers"][0].update(nodes=[1]), "a list of texts as nodes"),
+        (lambda d: d["layers"][0].update(tie=0), "0 instead of true, false or null"),
+        (lambda d: d["layers"][0]["parts"].update(tensors=[]), "an object"),
+        (lambda d: d["layers"].append(dict(d["layers"][0])), "two rows for 'l0'"),
+        (lambda d: d["layers"].append(3), r"layers\[2\]"),
+        (lambda d: d.update(layers={}), "a list as layers"),
+        (lambda d: d["refused"][0].pop("reason"), "reason"),
+        (lambda d: d.update(samples=1.5), "1.5 instead of a whole number"),
+        (lambda d: d.pop("calibration"), "calibration"),
+    ],
+)  # fmt: skip
+def test_what_is_no_scan_is_refused_with_the_place_in_one_paragraph(change, words):
+    with pytest.raises(InputError, match=words) as caught:
+        parse_scan(changed(change), "scan.json")
+    assert "scan.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"kind": "scan"}', b"\xff\xfe", "[" * 100_000])
+def test_what_is_no_document_is_refused(text):
+    with pytest.raises(InputError, match=r"scan\.json"):
+        parse_scan(text, "scan.json")
+
+
+def test_a_score_that_is_no_number_is_refused():
+    with pytest.raises(InputError, match="NaN"):
+        parse_scan(scan_text(scan_of([1.0])).replace('"score": 1.0', '"score": NaN'), "scan.json")
+
+
+def test_a_scan_of_another_model_is_refused():
+    text = scan_text(scan_of([1.0]))
+    assert parse_scan(text, "scan.json", "ab" * 32).model_key == "ab" * 32
+    with pytest.raises(InputError, match=r"same model.*m\.onnx with other bytes"):
+        parse_scan(text, "scan.json", "cd" * 32)
+
+
+def test_a_mark_on_any_row_of_a_layer_counts():
+    rows = [score("a", 3), score("a", 1, "int8-channel", keep_float=True), score("b", 2)]
+    assert scan(rows).keep_float == ("a",)
+
+
+def test_rows_that_were_moved_are_ranked_again_by_score():
+    text = changed(lambda d: d["layers"].reverse())
+    assert [row.layer for row in parse_scan(text, "scan.json").layers] == ["l0", "l1"]
+    assert SCHEMA == 2
