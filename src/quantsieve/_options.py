@@ -356,6 +356,14 @@ threads_option = click.option(
 samples_option = click.option(
     "--samples", type=click.IntRange(min=1), metavar="N", default=32, help="Samples of the sensitivity scan."
 )
+race_option = click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=None,
+    show_default="until the order is settled, 64 at most",
+    help="Samples that scores are means over.",
+)
 max_samples_option = click.option(
     "--max-samples",
     type=click.IntRange(min=1),

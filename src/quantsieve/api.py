@@ -38,11 +38,12 @@ from quantsieve.run.store import Store
 from quantsieve.run.trials import Deadline, Trials
 from quantsieve.schemes import FLOAT
 from quantsieve.schemes import names as scheme_names
-from quantsieve.search.prices import Accounts, make_problem
+from quantsieve.search.prices import forced_tensors
 from quantsieve.sensitivity.blocks import find_blocks, match
 from quantsieve.sensitivity.origin import original_nodes
 from quantsieve.sensitivity.pick import NEAR, PickResult, Rule, pick_layers
-from quantsieve.sensitivity.ranking import Choice, Refused, Score, rank
+from quantsieve.sensitivity.racing import LOOKS, is_settled
+from quantsieve.sensitivity.ranking import Choice, Refused, Score, rank, sums_of
 from quantsieve.sensitivity.scan_document import ScanResult, check_model, scan_text
 from quantsieve.targets.isolation import Isolated
 from quantsieve.targets.ort import OrtCpu
@@ -183,12 +184,16 @@ def scan(
     workers: int = 2,
     weight_type: str = "auto",
     bias_correction: bool = True,
-    samples: int = 32,
+    samples: int | None = None,
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ScanResult:
-    """The score of every layer under every scheme; written as scan.json to `output` where one is given."""
-    settings = Settings(tuple(schemes), None, seed, 1, weight_type, bias_correction, samples)
+    """The score of every layer under every scheme; written as scan.json to `output` where one is given.
+
+    samples: how many the scores are means over; None races: samples are added, 64 at most, while the order of the ten
+    worst layers or one of their scores is open.
+    """
+    settings = Settings(tuple(schemes), None, seed, 1, weight_type, bias_correction, samples or LOOKS[-1])
     path = Path(model)
     load_model(path)
     sources = _open(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
@@ -196,6 +201,8 @@ def scan(
         _scratch() as folder,
         _line(folder, path, sources, settings, Limits(workers=workers), progress) as line,
     ):
+        if samples is None:
+            line.is_settled = lambda prices: is_settled(sums_of(_choices(line), prices, line.schemes[0].activation))
         result = _scan_result(line)
     if output is not None:
         _write_text(Path(output), scan_text(result))
@@ -451,25 +458,24 @@ def _blocks(scan: ScanResult, blocks: str | os.PathLike[str] | Mapping[str, str]
     return match([score.layer for score in scan.layers], patterns)
 
 
+def _choices(line: Line) -> list[Choice]:
+    """What the scan ranks: every layer that can be quantized."""
+    blocks = find_blocks(line.graph, line.structure)
+    nodes = original_nodes(Graph(line.original), line.structure.layers, dict(line.prepared.given_names))
+    allowed = line.options.schemes
+    return [
+        Choice(layer, allowed[layer.name], forced_tensors(line.graph, layer), nodes[layer.name], blocks.get(layer.name))
+        for layer in line.structure.quantizable
+        if layer.name in allowed
+    ]
+
+
 def _scan_result(line: Line) -> ScanResult:
     options, layers = line.options, line.structure.layers
     scores: tuple[Score, ...] = ()
     form = line.schemes[0].activation
     if options.schemes:
-        problem = make_problem(line.graph, line.structure, options, Accounts(line.prices, line.costs, form, False))
-        blocks = find_blocks(line.graph, line.structure)
-        nodes = original_nodes(Graph(line.original), layers, dict(line.prepared.given_names))
-        choices = [
-            Choice(
-                line.structure.layer(name),
-                found,
-                tuple(problem.tensors[t] for t in links),
-                nodes[name],
-                blocks.get(name),
-            )
-            for name, found, links in zip(problem.layers, problem.options, problem.links, strict=True)
-        ]
-        scores = rank(choices, line.prices, form)
+        scores = rank(_choices(line), line.prices, form)
     return ScanResult(
         model_file=line.path.name,
         model_key=line.model_key,

@@ -134,7 +134,7 @@ def inspect(model: str, output: opt.Output) -> None:
 @opt.source_options
 @opt.image_options
 @opt.schemes_option
-@opt.samples_option
+@opt.race_option
 @opt.workers_option
 @opt.writing_options
 @opt.output_options
@@ -144,7 +144,7 @@ def scan(
     source: opt.Source,
     images: opt.Images,
     schemes: tuple[str, ...],
-    samples: int,
+    samples: int | None,
     workers: int,
     writing: opt.Writing,
     output: opt.Output,

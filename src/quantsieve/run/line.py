@@ -31,6 +31,7 @@ from quantsieve.schemes import Scheme
 from quantsieve.schemes._static import by_name
 from quantsieve.search.prices import Costs
 from quantsieve.sensitivity import suffix
+from quantsieve.sensitivity.racing import LOOKS
 from quantsieve.targets.base import Target
 
 Fact = TypeVar("Fact")
@@ -88,6 +89,8 @@ class Line:
     progress: Progress
     notes: list[str] = field(default_factory=list)
     is_over: Callable[[], bool] = lambda: False  # asked between batches; then TimeUp is raised
+    # Asked of the prices after racing.LOOKS samples whether they suffice; None: all scan samples are priced.
+    is_settled: Callable[[suffix.Prices], bool] | None = None
 
     # --- looked up or computed --------------------------------------------------------------------------------
 
@@ -310,7 +313,8 @@ class Line:
             "bias_correction": self.settings.bias_correction,
         }
         found, done, start = [], 0, time.perf_counter()
-        for part, feeds in batches(self.samples, self.scan_indices, self.batch):
+        limit = self.batch if self.is_settled is None else min(self.batch, LOOKS[0])
+        for part, feeds in batches(self.samples, self.scan_indices, limit):
             keys = [self._calibration[1], self.sample_key(part)]
             key = content_key("sensitivity", suffix.VERSION, settings, keys)
 
@@ -336,6 +340,8 @@ class Line:
                 self.notes.append(f"the scan was ended by the time limit after {done} samples")
                 break
             done += len(part)
+            if self.is_settled is not None and done in LOOKS and self.is_settled(suffix.join(found)):
+                break
         return suffix.join(found)
 
 

@@ -109,6 +109,12 @@ class Accounts:
         return {(s.kind, s.owner, s.form): max(0.0, float(v)) for s, v in zip(sources, values, strict=True)}
 
 
+def forced_tensors(graph: Graph, layer: Layer) -> tuple[str, ...]:
+    """Roots of the tensors that a layer switches on when it is quantized."""
+    roots = [layout_root(graph, name) for name in layer.inputs]
+    return tuple(dict.fromkeys([*roots, *([layer.output] if layer.rounds_output else [])]))
+
+
 def make_problem(graph: Graph, structure: Structure, options: Options, accounts: Accounts) -> Problem:
     """The table for one activation format."""
     price, form, costs = accounts.noise(), accounts.form, accounts.costs
@@ -116,12 +122,7 @@ def make_problem(graph: Graph, structure: Structure, options: Options, accounts:
     index = {root: i for i, root in enumerate(roots)}
     layers = [layer for layer in structure.quantizable if layer.name in options.schemes]
     chosen = tuple(options.schemes[layer.name] for layer in layers)
-    links = []
-    for layer in layers:
-        forced = [index[layout_root(graph, name)] for name in layer.inputs]
-        if layer.rounds_output:
-            forced.append(index[layer.output])
-        links.append(tuple(dict.fromkeys(forced)))
+    links = [tuple(index[root] for root in forced_tensors(graph, layer)) for layer in layers]
     return Problem(
         layers=tuple(layer.name for layer in layers),
         options=chosen,

@@ -64,15 +64,14 @@ class Choice:
 
 def rank(choices: Sequence[Choice], prices: Prices, form: str) -> tuple[Score, ...]:
     """A row for each layer and scheme, worst first. form: the activation format whose prices count."""
-    row = {(s.kind, s.owner, s.form): i for i, s in enumerate(prices.sources)}
+    row = _row_numbers(prices)
     mean, corrected = prices.mean(), prices.corrected()
     found = []
     for choice in choices:
         tensors = {root: row["tensor", root, form] for root in choice.forced}
         for scheme in choice.schemes:
             weight = row.get(("weight", choice.layer.name, scheme))
-            rows = [*tensors.values(), *([weight] if weight is not None else [])]
-            sums = prices.errors[rows].sum(axis=0) if rows else np.zeros(prices.num_samples)
+            sums = _sums(choice, scheme, prices, form, row)
             value, half = float(sums.mean()), half_width(sums)
             score = Score(
                 layer=choice.layer.name,
@@ -95,6 +94,26 @@ def rank(choices: Sequence[Choice], prices: Prices, form: str) -> tuple[Score, .
     found.sort(key=lambda pair: -pair[0].value)  # stable: graph order among equals
     ties = [is_tie(a, b) for (_, a), (_, b) in pairwise(found)]
     return tuple(replace(score, tie=tie) for (score, _), tie in zip_longest(found, ties))
+
+
+def sums_of(choices: Sequence[Choice], prices: Prices, form: str) -> np.ndarray:
+    """Scores sample by sample, float64 [layers and schemes, samples], in the order of the choices."""
+    row = _row_numbers(prices)
+    found = [_sums(choice, scheme, prices, form, row) for choice in choices for scheme in choice.schemes]
+    return np.stack(found) if found else np.zeros((0, prices.num_samples))
+
+
+def _row_numbers(prices: Prices) -> dict[tuple[str, str, str], int]:
+    return {(s.kind, s.owner, s.form): i for i, s in enumerate(prices.sources)}
+
+
+def _sums(
+    choice: Choice, scheme: str, prices: Prices, form: str, row: Mapping[tuple[str, str, str], int]
+) -> np.ndarray:
+    rows = [row["tensor", root, form] for root in choice.forced]
+    weight = row.get(("weight", choice.layer.name, scheme))
+    rows += [weight] if weight is not None else []
+    return np.asarray(prices.errors[rows].sum(axis=0)) if rows else np.zeros(prices.num_samples)
 
 
 def half_width(values: np.ndarray) -> float:

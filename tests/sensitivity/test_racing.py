@@ -1,0 +1,71 @@
+"""When a scan may stop: never while the order of the top is open, always when it is clear."""
+
+import numpy as np
+import pytest
+
+from quantsieve import api
+from quantsieve.sensitivity.racing import LOOKS, is_settled
+
+
+def scores(means, spread, count, seed=0):
+    draw = np.random.default_rng(seed)
+    return np.asarray(means)[:, None] * (1 + spread * draw.standard_normal((len(means), count)))
+
+
+def test_clear_orders_are_settled_at_the_first_look():
+    assert is_settled(scores([8.0, 4.0, 2.0, 1.0], 0.1, LOOKS[0]))
+
+
+def test_an_open_order_asks_for_more_samples_until_it_is_clear():
+    few, many = (scores([1.2, 1.0], 0.8, count) for count in (8, 4000))
+    assert not is_settled(few) and is_settled(many)
+
+
+def test_layers_that_are_alike_need_no_order():
+    both = scores([1.0, 1.01], 0.001, 8)
+    assert is_settled(both) and is_settled(both[::-1])
+
+
+def test_a_score_that_is_not_known_is_not_settled():
+    wild = np.random.default_rng(1).lognormal(0, 3, (1, 8))
+    assert not is_settled(wild)
+
+
+def test_what_happens_below_the_top_does_not_matter():
+    top = scores([100.0, 50.0], 0.05, 8)
+    tail = scores([1.0, 1.05, 1.1], 0.5, 8)
+    assert is_settled(np.concatenate([tail, top]), top=2)
+    assert not is_settled(np.concatenate([tail, top]), top=4)
+
+
+def test_samples_that_are_hard_for_all_layers_do_not_hide_the_order():
+    hard = np.random.default_rng(2).uniform(0.8, 1.2, 8)
+    assert is_settled(np.stack([1.2 * hard, 1.0 * hard]))
+
+
+def test_one_sample_settles_nothing():
+    assert not is_settled(scores([2.0, 1.0], 0.0, 1))
+    assert is_settled(np.zeros((0, 8)))
+
+
+def test_a_race_stops_wrongly_in_few_of_many(monkeypatch):
+    """Two layers 20 % apart with a spread that leaves the order open for long: the first settled look is right."""
+    wrong = raced = 0
+    for seed in range(400):
+        drawn = scores([1.2, 1.0], 1.0, LOOKS[-1], seed)
+        for look in LOOKS:
+            seen = drawn[:, :look]
+            if is_settled(seen):
+                raced += 1
+                wrong += seen[0].mean() < seen[1].mean()
+                break
+    assert wrong <= 0.05 * 400, (wrong, raced)
+
+
+def test_the_scan_races_unless_samples_are_asked_for(small_model, small_data):
+    whole = api.scan(small_model, small_data, samples=16, schemes=["int8"])
+    assert whole.num_samples == 16
+    raced = api.scan(small_model, small_data, schemes=["int8"])
+    assert raced.num_samples in (*LOOKS, 24)  # 24: all search samples there are
+    same = api.scan(small_model, small_data, samples=raced.num_samples, schemes=["int8"])
+    assert [(s.layer, s.value) for s in raced.layers] == pytest.approx([(s.layer, s.value) for s in same.layers])
