@@ -6,9 +6,15 @@ import pytest
 
 import small_network
 from quantsieve import api
+from quantsieve.calibrate import Calibration
 from quantsieve.errors import InputError, RunFolderError, UsageError
-from quantsieve.plan import KEPT
+from quantsieve.model.graph import Graph
+from quantsieve.model.load import load_model
+from quantsieve.model.prepare import prepare
+from quantsieve.model.units import find_structure
+from quantsieve.plan import KEPT, find_options
 from quantsieve.run.spec import Settings
+from quantsieve.schemes import discover
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +113,14 @@ def test_a_mark_on_a_layer_that_the_model_lacks_is_wrong_usage_with_the_nearest(
         api.quantize(small_model, "int8", small_data, tmp_path / "q.onnx", scan=tmp_path / "scan.json")
 
 
-def test_a_refused_layer_keeps_its_own_reason(tmp_path):
+def test_a_layer_that_cannot_be_quantized_keeps_its_own_reason(tmp_path):
+    model, _ = prepare(load_model(small_network.unquantizable(tmp_path / "m.onnx")), (), 0)
+    graph = Graph(model)
+    found = find_options(graph, find_structure(graph), Calibration({}, {}, {}, 0, ()), discover(), {"tanh"})
+    assert found.refusals["tanh"] == "no int8 scheme for Tanh"
+
+
+def test_refused_layers_have_reasons_and_no_scores(tmp_path):
     path = small_network.unquantizable(tmp_path / "m.onnx")
     found = api.scan(path, {"x": small_network.images(40)})
     assert (found.layers, found.num_samples) == ((), 0)

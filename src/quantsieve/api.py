@@ -20,7 +20,6 @@ from quantsieve.example import data_path, model_path
 from quantsieve.front import Candidate, Recommendation, named
 from quantsieve.inspection import Inspection
 from quantsieve.inspection import inspect as inspect_model
-from quantsieve.model.graph import Graph
 from quantsieve.model.load import load_model
 from quantsieve.plan import BIAS, Options, Plan, check_layers, check_plan, full_plan
 from quantsieve.reports.document import front_json, report_json
@@ -33,17 +32,15 @@ from quantsieve.run.keys import content_key, model_key
 from quantsieve.run.line import Line, Sources, input_specs
 from quantsieve.run.progress import Progress, Silent, Step
 from quantsieve.run.scan_file import load_blocks, load_scan
+from quantsieve.run.scanning import scan_line
 from quantsieve.run.spec import Limits, Settings, run_spec
 from quantsieve.run.store import Store
 from quantsieve.run.trials import Deadline, Trials
 from quantsieve.schemes import FLOAT
 from quantsieve.schemes import names as scheme_names
-from quantsieve.search.prices import forced_tensors
-from quantsieve.sensitivity.blocks import find_blocks, match
-from quantsieve.sensitivity.origin import original_nodes
+from quantsieve.sensitivity.blocks import match
 from quantsieve.sensitivity.pick import NEAR, PickResult, Rule, pick_layers
-from quantsieve.sensitivity.racing import LOOKS, is_settled
-from quantsieve.sensitivity.ranking import Choice, Refused, Score, rank, sums_of
+from quantsieve.sensitivity.racing import LOOKS
 from quantsieve.sensitivity.scan_document import ScanResult, check_model, scan_text
 from quantsieve.targets.isolation import Isolated
 from quantsieve.targets.ort import OrtCpu
@@ -201,9 +198,7 @@ def scan(
         _scratch() as folder,
         _line(folder, path, sources, settings, Limits(workers=workers), progress) as line,
     ):
-        if samples is None:
-            line.is_settled = lambda prices: is_settled(sums_of(_choices(line), prices, line.schemes[0].activation))
-        result = _scan_result(line)
+        result = scan_line(line, is_race=samples is None)
     if output is not None:
         _write_text(Path(output), scan_text(result))
     return result
@@ -456,40 +451,6 @@ def _blocks(scan: ScanResult, blocks: str | os.PathLike[str] | Mapping[str, str]
         return {score.layer: score.op_type for score in scan.layers}
     patterns = blocks if isinstance(blocks, Mapping) else load_blocks(blocks)
     return match([score.layer for score in scan.layers], patterns)
-
-
-def _choices(line: Line) -> list[Choice]:
-    """What the scan ranks: every layer that can be quantized."""
-    blocks = find_blocks(line.graph, line.structure)
-    nodes = original_nodes(Graph(line.original), line.structure.layers, dict(line.prepared.given_names))
-    allowed = line.options.schemes
-    return [
-        Choice(layer, allowed[layer.name], forced_tensors(line.graph, layer), nodes[layer.name], blocks.get(layer.name))
-        for layer in line.structure.quantizable
-        if layer.name in allowed
-    ]
-
-
-def _scan_result(line: Line) -> ScanResult:
-    options, layers = line.options, line.structure.layers
-    scores: tuple[Score, ...] = ()
-    form = line.schemes[0].activation
-    if options.schemes:
-        scores = rank(_choices(line), line.prices, form)
-    return ScanResult(
-        model_file=line.path.name,
-        model_key=line.model_key,
-        num_samples=line.prices.num_samples if options.schemes else 0,
-        seed=line.settings.seed,
-        schemes=line.settings.schemes,
-        activation=form,
-        calibration_samples=len(line.split.calibration),
-        layers=scores,
-        refused=tuple(
-            Refused(x.name, x.op_type, options.refusals[x.name]) for x in layers if x.name in options.refusals
-        ),
-        notes=(*line.prepared.notes, *line.sources.notes(), *dict.fromkeys(line.notes)),
-    )
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

@@ -82,6 +82,11 @@ def test_a_block_that_does_not_fit_ends_the_list():
     assert found.layers == ("l0",)  # l3 alone would fit, but b is worse
 
 
+def test_blocks_are_ranked_by_their_own_score():
+    found = picked([4, 3, 2, 1], Rule(threshold=0, max_layers=2), blocks={"l1": "b", "l2": "b"})
+    assert (found.layers, found.coverage) == (("l1", "l2"), 0.5)
+
+
 # --- near cuts -------------------------------------------------------------------------------
 
 

@@ -70,6 +70,7 @@ def changed(change):
         (lambda d: d["layers"][1].update(keep_float="true"), r'"true" instead of true or false as keep_float .*\(l1\)'),
         (lambda d: d["layers"][0].pop("keep_float"), "nothing instead of true or false"),
         (lambda d: d["layers"][0].update(score=-1), "-1 instead of a number"),
+        (lambda d: d["layers"][0].update(score=10**400), "10000"),
         (lambda d: d["layers"][0].update(score=None), "null instead of a number"),
         (lambda d: d["layers"][0].update(score=True), "true instead of a number"),
         (lambda d: d["layers"][0].update(nodes=[1]), "a list of texts as nodes"),

@@ -6,6 +6,7 @@ schema, a scan of another model, a mark that is neither true nor false.
 
 import json
 import math
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from quantsieve.sensitivity.ranking import Refused, Score
 
 SCHEMA = 2
 KIND = "scan"
+_LARGEST = sys.float_info.max  # JSON has integers beyond it, and readers that say Infinity
 METRIC = {
     "name": "relative squared error",
     "text": "mean relative squared error of the float outputs when this layer alone is quantized, simulated",
@@ -259,6 +261,6 @@ def _count(row: Mapping[str, Any], name: str, where: str) -> int:
 
 def _error(row: Mapping[str, Any], name: str, where: str) -> float:
     value = row.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
         raise _wrong(row, name, where, "a number of 0 or more")
     return float(value)

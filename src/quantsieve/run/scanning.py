@@ -1,0 +1,47 @@
+"""A scan of one line: its prices as ranked layers, with what the layers are in the user's own file."""
+
+from quantsieve.model.graph import Graph
+from quantsieve.run.line import Line
+from quantsieve.search.prices import forced_tensors
+from quantsieve.sensitivity.blocks import find_blocks
+from quantsieve.sensitivity.origin import original_nodes
+from quantsieve.sensitivity.racing import is_settled
+from quantsieve.sensitivity.ranking import Choice, Refused, rank, sums_of
+from quantsieve.sensitivity.scan_document import ScanResult
+
+
+def scan_line(line: Line, is_race: bool = False) -> ScanResult:
+    """Every layer of the model: ranked under each scheme that it may have, or refused with the reason.
+
+    is_race: end before all scan samples are priced when the order of the worst layers is settled.
+    """
+    options, form = line.options, line.schemes[0].activation
+    refusals = options.refusals
+    choices = _choices(line)
+    if is_race:
+        line.is_settled = lambda prices: is_settled(sums_of(choices, prices, form))
+    return ScanResult(
+        model_file=line.path.name,
+        model_key=line.model_key,
+        num_samples=line.prices.num_samples if options.schemes else 0,
+        seed=line.settings.seed,
+        schemes=line.settings.schemes,
+        activation=form,
+        calibration_samples=len(line.split.calibration),
+        layers=rank(choices, line.prices, form) if options.schemes else (),
+        refused=tuple(
+            Refused(x.name, x.op_type, refusals[x.name]) for x in line.structure.layers if x.name in refusals
+        ),
+        notes=(*line.prepared.notes, *line.sources.notes(), *dict.fromkeys(line.notes)),
+    )
+
+
+def _choices(line: Line) -> list[Choice]:
+    blocks = find_blocks(line.graph, line.structure)
+    nodes = original_nodes(Graph(line.original), line.structure.layers, dict(line.prepared.given_names))
+    allowed = line.options.schemes
+    return [
+        Choice(layer, allowed[layer.name], forced_tensors(line.graph, layer), nodes[layer.name], blocks.get(layer.name))
+        for layer in line.structure.quantizable
+        if layer.name in allowed
+    ]
