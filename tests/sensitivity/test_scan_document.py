@@ -2,13 +2,16 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scan_facts import scan, scan_of, score
 
+from quantsieve import api
 from quantsieve.errors import InputError
+from quantsieve.sensitivity.local import TensorRow
 from quantsieve.sensitivity.scan_document import SCHEMA, parse_scan, scan_text
 
 names = st.text(max_size=8)
@@ -117,3 +120,27 @@ def test_rows_that_were_moved_are_ranked_again_by_score():
     text = changed(lambda d: d["layers"].reverse())
     assert [row.layer for row in parse_scan(text, "scan.json").layers] == ["l0", "l1"]
     assert SCHEMA == 2
+
+
+def test_tensors_come_back_with_errors_that_have_no_end():
+    rows = (
+        TensorRow("x", None, ("a", "b"), 0.25, math.inf, 1.0),
+        TensorRow("y", "a", (), 0.0, 1e-4, 0.0),
+    )
+    given = replace(scan_of([1.0]), tensors=rows)
+    text = scan_text(given)
+    assert parse_scan(text, "s").tensors == rows
+    shown = json.loads(text)["tensors"]
+    assert shown[0]["local"] == {"relative_error": 0.25, "sqnr_db": pytest.approx(6.0206)}
+    assert shown[0]["accumulated"] == {"relative_error": None, "sqnr_db": None}
+    assert shown[1]["local"] == {"relative_error": 0.0, "sqnr_db": None}
+
+
+def test_the_scan_of_a_model_tells_both_errors_of_its_tensors(small_model, small_data):
+    found = api.scan(small_model, small_data, samples=8, schemes=["int8"])
+    assert [row.combined for row in found.tensors] == sorted((row.combined for row in found.tensors), reverse=True)
+    assert {row.root for row in found.tensors} >= {"x"}
+    for row in found.tensors:
+        assert 0 < row.local < 1 and 0 < row.accumulated < 1
+        if row.producer is None:
+            assert row.local == pytest.approx(row.accumulated)  # nothing happened before an input

@@ -88,6 +88,7 @@ class Search:
     def _walk(self) -> None:
         line = self.line
         self._try(Plan({}), "float", None)
+        line.progress(Step("final", "the float model on the final samples"))
         self.trials.reference("final")  # float outputs that are no numbers are refused before the work
         if not line.options.schemes:
             reasons = list(dict.fromkeys(line.options.refusals.values()))

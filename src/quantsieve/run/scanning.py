@@ -1,9 +1,13 @@
 """A scan of one line: its prices as ranked layers, with what the layers are in the user's own file."""
 
+from quantsieve.data import batches
 from quantsieve.model.graph import Graph
+from quantsieve.plan import full_plan
 from quantsieve.run.line import Line
+from quantsieve.run.progress import Step
 from quantsieve.search.prices import forced_tensors
 from quantsieve.sensitivity.blocks import find_blocks
+from quantsieve.sensitivity.local import TensorRow, rows, tensor_errors
 from quantsieve.sensitivity.origin import original_nodes
 from quantsieve.sensitivity.racing import is_settled
 from quantsieve.sensitivity.ranking import Choice, Refused, rank, sums_of
@@ -21,6 +25,7 @@ def scan_line(line: Line, is_race: bool = False) -> ScanResult:
     if is_race:
         line.is_settled = lambda prices: is_settled(sums_of(choices, prices, form))
     return ScanResult(
+        tensors=_tensors(line) if options.schemes else (),
         model_file=line.path.name,
         model_key=line.model_key,
         num_samples=line.prices.num_samples if options.schemes else 0,
@@ -34,6 +39,15 @@ def scan_line(line: Line, is_race: bool = False) -> ScanResult:
         ),
         notes=(*line.prepared.notes, *line.sources.notes(), *dict.fromkeys(line.notes)),
     )
+
+
+def _tensors(line: Line) -> tuple[TensorRow, ...]:
+    """Both errors of every tensor on the samples of the scores; the quantized model has the first scheme everywhere."""
+    line.progress(Step("sensitivity", "errors of every tensor, alone and in the quantized model"))
+    indices = line.scan_indices[: line.prices.num_samples]
+    feeds = (feeds for _, feeds in batches(line.samples, indices, line.batch))
+    plan = full_plan(line.options, line.settings.schemes[0])
+    return rows(line.executor, tensor_errors(line.executor, line.parts(), plan, feeds))
 
 
 def _choices(line: Line) -> list[Choice]:

@@ -40,9 +40,27 @@ class Error:
     @property
     def sqnr_db(self) -> float:
         """10 log10(signal / noise), higher is cleaner; +inf without noise."""
-        return -10 * math.log10(self.relative) if 0 < self.relative < math.inf else math.copysign(
-            math.inf, 1.0 if self.relative == 0 else -1.0
-        )  # fmt: skip
+        return decibel(self.relative)
+
+
+def decibel(relative: float) -> float:
+    """SQNR of a relative error: +inf for 0, -inf for inf."""
+    if relative == 0:
+        return math.inf
+    return -10 * math.log10(relative) if relative < math.inf else -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One tensor in a scan. local, accumulated: relative errors, higher is worse; combined: in 0..1, higher is worse.
+    producer: the layer that makes it, None for an input; readers: the layers that read it and can be quantized."""
+
+    root: str
+    producer: str | None
+    readers: tuple[str, ...]
+    local: float
+    accumulated: float
+    combined: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +149,24 @@ def combined(errors: Sequence[TensorErrors], local: float = 0.5, accumulated: fl
         accumulated * _scaled([-error.accumulated.sqnr_db for error in errors]),
     ]
     return dict(zip([error.root for error in errors], sum(columns).tolist(), strict=True))  # type: ignore[union-attr]
+
+
+def rows(executor: Executor, errors: Sequence[TensorErrors]) -> tuple[TensorRow, ...]:
+    """The tensors ranked by `combined` with equal weights, worst first."""
+    weighted = combined(errors)
+    tensors = {tensor.root: tensor for tensor in executor.structure.tensors}
+    found = [
+        TensorRow(
+            error.root,
+            tensors[error.root].producer,
+            tensors[error.root].readers,
+            error.local.relative,
+            error.accumulated.relative,
+            weighted[error.root],
+        )
+        for error in errors
+    ]
+    return tuple(sorted(found, key=lambda row: -row.combined))
 
 
 def _scaled(errors: Sequence[float]) -> np.ndarray:

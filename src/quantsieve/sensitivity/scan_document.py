@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quantsieve.errors import InputError
+from quantsieve.sensitivity.local import TensorRow, decibel
 from quantsieve.sensitivity.ranking import Refused, Score
 
 SCHEMA = 2
@@ -39,6 +40,7 @@ class ScanResult:
     layers: tuple[Score, ...]
     refused: tuple[Refused, ...]
     notes: tuple[str, ...]
+    tensors: tuple[TensorRow, ...] = ()  # ranked by their combined error, worst first
 
     @property
     def keep_float(self) -> tuple[str, ...]:
@@ -64,6 +66,7 @@ class ScanResult:
             "calibration": {"method": "minmax", "samples": self.calibration_samples},
             "metric": dict(METRIC),
             "layers": [_row(number, score) for number, score in enumerate(self.layers, start=1)],
+            "tensors": [_tensor_row(number, row) for number, row in enumerate(self.tensors, start=1)],
             "refused": [{"layer": r.layer, "op_type": r.op_type, "reason": r.reason} for r in self.refused],
             "notes": list(self.notes),
         }
@@ -91,6 +94,23 @@ def _row(number: int, score: Score) -> dict[str, object]:
         "block": score.block,
         "nodes": list(score.nodes),
     }
+
+
+def _tensor_row(number: int, row: TensorRow) -> dict[str, object]:
+    return {
+        "rank": number,
+        "tensor": row.root,
+        "producer": row.producer,
+        "readers": list(row.readers),
+        "combined": row.combined,
+        "local": _both(row.local),
+        "accumulated": _both(row.accumulated),
+    }
+
+
+def _both(relative: float) -> dict[str, float | None]:
+    values = {"relative_error": relative, "sqnr_db": decibel(relative)}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def scan_text(scan: ScanResult) -> str:
@@ -185,6 +205,27 @@ def _scan(document: Mapping[str, Any]) -> ScanResult:
         layers=tuple(sorted(layers, key=lambda score: -score.value)),
         refused=tuple(refused),
         notes=_texts(document, "notes", ""),
+        tensors=tuple(
+            _tensor(row, f"tensors[{i}]") for i, row in enumerate(_list({"tensors": [], **document}, "tensors", ""))
+        ),
+    )
+
+
+def _tensor(row: object, where: str) -> TensorRow:
+    row = _object(row, where)
+    errors = {}
+    for name in ("local", "accumulated"):
+        both = _object(row.get(name), f"{name} of {where}")
+        is_lost = both.get("relative_error", 0) is None
+        errors[name] = math.inf if is_lost else _error(both, "relative_error", f"{name} of {where}")
+    producer = row.get("producer")
+    return TensorRow(
+        root=_text(row, "tensor", where),
+        producer=None if producer is None else _text(row, "producer", where),
+        readers=_texts(row, "readers", where),
+        local=errors["local"],
+        accumulated=errors["accumulated"],
+        combined=_error(row, "combined", where),
     )
 
 
