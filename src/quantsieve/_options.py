@@ -356,6 +356,12 @@ threads_option = click.option(
 samples_option = click.option(
     "--samples", type=click.IntRange(min=1), metavar="N", default=32, help="Samples of the sensitivity scan."
 )
+mode_option = click.option(
+    "--mode",
+    type=click.Choice(["alone", "rescue"]),
+    default="alone",
+    help="Quantize each layer alone, or all but one.",
+)
 race_option = click.option(
     "--samples",
     type=click.IntRange(min=1),

@@ -215,9 +215,8 @@ def show_scan(console: Console, found: "ScanResult") -> None:
         print_table(console, columns, rows)
         console.print(
             Text(
-                "\nScore: mean relative squared error of the outputs when that layer alone is quantized, "
-                f"simulated on {found.num_samples} samples; higher is worse. A tie: the paired difference to the next "
-                "row may be 0 (95 %)."
+                f"\nScore: {found.metric['text']}, on {found.num_samples} samples; higher is worse. A tie: the "
+                "paired difference to the next row may be 0 (95 %)."
             )
         )
     else:

@@ -181,16 +181,20 @@ def scan(
     workers: int = 2,
     weight_type: str = "auto",
     bias_correction: bool = True,
+    mode: str = "alone",
     samples: int | None = None,
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ScanResult:
     """The score of every layer under every scheme; written as scan.json to `output` where one is given.
 
-    samples: how many the scores are means over; None races: samples are added, 64 at most, while the order of the ten
-    worst layers or one of their scores is open.
+    mode: 'alone' scores each layer quantized alone; 'rescue' what its return to float takes away from the error of the
+    fully quantized model. samples: how many the scores are means over; None races: samples are added, 64 at most,
+    while the order of the ten worst layers or one of their scores is open ('rescue' takes 32).
     """
-    settings = Settings(tuple(schemes), None, seed, 1, weight_type, bias_correction, samples or LOOKS[-1])
+    settings = Settings(
+        tuple(schemes), None, seed, 1, weight_type, bias_correction, samples or (32 if mode == "rescue" else LOOKS[-1])
+    )
     path = Path(model)
     load_model(path)
     sources = _open(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
@@ -198,7 +202,7 @@ def scan(
         _scratch() as folder,
         _line(folder, path, sources, settings, Limits(workers=workers), progress) as line,
     ):
-        result = scan_line(line, is_race=samples is None)
+        result = scan_line(line, samples is None, mode)
     if output is not None:
         _write_text(Path(output), scan_text(result))
     return result

@@ -134,6 +134,7 @@ def inspect(model: str, output: opt.Output) -> None:
 @opt.source_options
 @opt.image_options
 @opt.schemes_option
+@opt.mode_option
 @opt.race_option
 @opt.workers_option
 @opt.writing_options
@@ -144,6 +145,7 @@ def scan(
     source: opt.Source,
     images: opt.Images,
     schemes: tuple[str, ...],
+    mode: str,
     samples: int | None,
     workers: int,
     writing: opt.Writing,
@@ -164,6 +166,7 @@ def scan(
             class_names=_class_names(images),
             schemes=schemes,
             seed=source.seed,
+            mode=mode,
             samples=samples,
             workers=workers,
             weight_type=writing.weight_type,

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from quantsieve import api
+from quantsieve.errors import UsageError
 from quantsieve.sensitivity.racing import LOOKS, is_settled
 
 
@@ -71,3 +72,16 @@ def test_the_scan_races_unless_samples_are_asked_for(small_model, small_data):
     same = api.scan(small_model, small_data, samples=raced.num_samples, schemes=["int8"])
     wanted = {score.layer: score.value for score in same.layers}
     assert {score.layer: score.value for score in raced.layers} == pytest.approx(wanted)
+
+
+def test_a_rescue_scan_ranks_by_what_the_return_to_float_takes_away(small_model, small_data, tmp_path):
+    path = tmp_path / "rescue.json"
+    found = api.scan(small_model, small_data, mode="rescue", samples=8, schemes=["int8"], output=path)
+    assert found.num_samples == 8 and found.mode == "rescue" and "goes" in found.metric["text"]
+    assert [s.value for s in found.layers] == sorted((s.value for s in found.layers), reverse=True)
+    assert all(0 <= s.low <= s.value <= s.high for s in found.layers) and found.layers[0].value > 0
+    assert {s.layer for s in found.layers} == {s.layer for s in api.scan(small_model, small_data, samples=8).layers}
+    assert api.read_scan(path) == found
+    assert api.pick(path, coverage=0.5).layers[0] == found.layers[0].layer
+    with pytest.raises(UsageError, match="rescue"):
+        api.scan(small_model, small_data, mode="backwards")

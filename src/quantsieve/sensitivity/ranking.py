@@ -72,26 +72,54 @@ def rank(choices: Sequence[Choice], prices: Prices, form: str) -> tuple[Score, .
         for scheme in choice.schemes:
             weight = row.get(("weight", choice.layer.name, scheme))
             sums = _sums(choice, scheme, prices, form, row)
-            value, half = float(sums.mean()), half_width(sums)
-            score = Score(
-                layer=choice.layer.name,
-                scheme=scheme,
-                op_type=choice.layer.op_type,
-                nodes=choice.nodes,
-                block=choice.block,
-                params=choice.layer.num_params,
-                bytes=choice.layer.weight_bytes,
-                macs=choice.layer.macs,
-                value=value,
-                low=max(0.0, value - half),
-                high=value + half,
-                tie=None,
+            score = replace(
+                _score(choice, scheme, sums),
                 weights=float(mean[weight]) if weight is not None else 0.0,
                 weights_corrected=max(0.0, float(corrected[weight])) if weight is not None else 0.0,
                 tensors={root: float(mean[index]) for root, index in tensors.items()},
             )
             found.append((score, sums))
-    found.sort(key=lambda pair: -pair[0].value)  # stable: graph order among equals
+    return _ordered(found)
+
+
+def rank_gains(choices: Sequence[Choice], gains: Mapping[tuple[str, str], np.ndarray]) -> tuple[Score, ...]:
+    """Rows of leave-one-out gains, the greatest first; without parts.
+
+    gains: float64 [samples] by layer and scheme: the error that goes when the layer alone is float. A mean below 0,
+    where float would make it worse, counts as 0.
+    """
+    found = [
+        (_score(choice, scheme, gains[choice.layer.name, scheme]), gains[choice.layer.name, scheme])
+        for choice in choices
+        for scheme in choice.schemes
+        if (choice.layer.name, scheme) in gains
+    ]
+    return _ordered(found)
+
+
+def _score(choice: Choice, scheme: str, sums: np.ndarray) -> Score:
+    value, half = float(sums.mean()), half_width(sums)
+    return Score(
+        layer=choice.layer.name,
+        scheme=scheme,
+        op_type=choice.layer.op_type,
+        nodes=choice.nodes,
+        block=choice.block,
+        params=choice.layer.num_params,
+        bytes=choice.layer.weight_bytes,
+        macs=choice.layer.macs,
+        value=max(0.0, value),
+        low=max(0.0, value - half),
+        high=max(0.0, value + half),
+        tie=None,
+        weights=0.0,
+        weights_corrected=0.0,
+        tensors={},
+    )
+
+
+def _ordered(found: list[tuple[Score, np.ndarray]]) -> tuple[Score, ...]:
+    found = sorted(found, key=lambda pair: -float(pair[1].mean()))  # stable: graph order among equals
     ties = [is_tie(a, b) for (_, a), (_, b) in pairwise(found)]
     return tuple(replace(score, tie=tie) for (score, _), tie in zip_longest(found, ties))
 

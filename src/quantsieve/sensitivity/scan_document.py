@@ -18,11 +18,21 @@ from quantsieve.sensitivity.ranking import Refused, Score
 SCHEMA = 2
 KIND = "scan"
 _LARGEST = sys.float_info.max  # JSON has integers beyond it, and readers that say Infinity
-METRIC = {
-    "name": "relative squared error",
-    "text": "mean relative squared error of the float outputs when this layer alone is quantized, simulated",
-    "direction": "higher is worse",
-    "unit": "share of the variance of the float outputs: 1 is as large as they vary",
+_UNIT = "share of the variance of the float outputs: 1 is as large as they vary"
+METRICS = {
+    "alone": {
+        "name": "relative squared error",
+        "text": "mean relative squared error of the float outputs when this layer alone is quantized, simulated",
+        "direction": "higher is worse",
+        "unit": _UNIT,
+    },
+    "rescue": {
+        "name": "relative squared error taken away",
+        "text": "mean relative squared error of the float outputs that goes when, of the fully quantized model, this "
+        "layer alone is float, simulated; 0 where it grows",
+        "direction": "higher: the layer is worse, its return to float helps more",
+        "unit": _UNIT,
+    },
 }
 
 
@@ -41,6 +51,12 @@ class ScanResult:
     refused: tuple[Refused, ...]
     notes: tuple[str, ...]
     tensors: tuple[TensorRow, ...] = ()  # ranked by their combined error, worst first
+    mode: str = "alone"  # or 'rescue': scores are what a layer's return to float takes away
+
+    @property
+    def metric(self) -> dict[str, str]:
+        """What a score is: name, text, direction and unit."""
+        return dict(METRICS[self.mode])
 
     @property
     def keep_float(self) -> tuple[str, ...]:
@@ -64,7 +80,8 @@ class ScanResult:
             "schemes": list(self.schemes),
             "activation": self.activation,
             "calibration": {"method": "minmax", "samples": self.calibration_samples},
-            "metric": dict(METRIC),
+            "mode": self.mode,
+            "metric": self.metric,
             "layers": [_row(number, score) for number, score in enumerate(self.layers, start=1)],
             "tensors": [_tensor_row(number, row) for number, row in enumerate(self.tensors, start=1)],
             "refused": [{"layer": r.layer, "op_type": r.op_type, "reason": r.reason} for r in self.refused],
@@ -194,7 +211,11 @@ def _scan(document: Mapping[str, Any]) -> ScanResult:
         _object(row, where)
         refused.append(Refused(*(_text(row, name, where) for name in ("layer", "op_type", "reason"))))
     calibration = _object(document.get("calibration"), "calibration")
+    mode = document.get("mode", "alone")
+    if mode not in METRICS:
+        raise _wrong(document, "mode", "", f"one of {', '.join(METRICS)}")
     return ScanResult(
+        mode=mode,
         model_file=_text(document, "model", ""),
         model_key=_text(document, "model_key", ""),
         num_samples=_count(document, "samples", ""),
