@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from quantsieve.calibrate import Calibration
-from quantsieve.model.execute import Executor, Values
-from quantsieve.model.units import Layer
+from quantsieve.model.execute import Executor
 from quantsieve.plan import Options
 from quantsieve.schemes import Scheme
-from quantsieve.weights import Corrections, constants, integers
+from quantsieve.sensitivity.engine import float_outputs as float_outputs
+from quantsieve.sensitivity.engine import kept_integers, open_engine
+from quantsieve.weights import Corrections, constants
 
-VERSION = 1
+VERSION = 2
 SKETCH = 1024  # longest mean error vector kept
 _Z95 = 1.959964
 
@@ -102,21 +103,28 @@ def scan_batch(
 
     tell: is called with the number of sources priced so far.
     """
-    base = executor.forward(feeds)
-    reference = float_outputs(executor, base)
+    engine = open_engine(executor, feeds, num_samples)
+    reference = engine.reference()
     layers = {layer.name: layer for layer in executor.structure.quantizable}
 
     def probe(source: Source) -> tuple[np.ndarray, np.ndarray]:
-        outputs = _perturbed(executor, base, source, calibration, corrections, schemes, layers)
-        return error_vectors(float_outputs(executor, outputs), reference, calibration.output_variance, num_samples)
+        if source.kind == "tensor":
+            outputs = engine.rounded(source.owner, calibration.ranges[source.owner].affine(source.form))
+        else:
+            layer = layers[source.owner]
+            made = kept_integers(executor, layer, schemes[source.form], calibration, corrections)
+            bias = made.bias.dequantized() if made.bias is not None else constants(executor.graph, layer)[1]
+            outputs = engine.reweighted(layer, made.weight.dequantized(), bias)
+        error, vectors = error_vectors(outputs, reference, calibration.output_variance, num_samples)
+        return error, vectors.mean(axis=0)
 
+    results = []
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        results = []
-        for result in pool.map(probe, sources):
+        for result in pool.map(probe, sources) if workers > 1 else map(probe, sources):
             results.append(result)
             tell(len(results))
     errors = np.stack([error for error, _ in results])
-    return Prices(tuple(sources), errors, np.stack([vectors.mean(axis=0) for _, vectors in results]))
+    return Prices(tuple(sources), errors, np.stack([mean for _, mean in results]))
 
 
 def join(parts: Sequence[Prices]) -> Prices:
@@ -125,15 +133,6 @@ def join(parts: Sequence[Prices]) -> Prices:
     means = sum(part.mean_vectors * count for part, count in zip(parts, counts, strict=True)) / counts.sum()
     errors = np.concatenate([part.errors for part in parts], axis=1)
     return Prices(parts[0].sources, errors, np.asarray(means, np.float32))
-
-
-def float_outputs(executor: Executor, values: Values) -> dict[str, np.ndarray]:
-    """Copies of the float outputs of the graph."""
-    found = {}
-    for name in sorted(executor.graph.output_names):
-        if values[name].is_tensor() and "float" in values[name].data_type():
-            found[name] = values[name].numpy().copy()
-    return found
 
 
 def error_vectors(
@@ -167,21 +166,3 @@ def _sketch(vectors: np.ndarray) -> np.ndarray:
     padded = np.zeros((vectors.shape[0], rows * SKETCH), np.float32)
     padded[:, :length] = vectors * signs
     return padded.reshape(vectors.shape[0], rows, SKETCH).sum(axis=1)
-
-
-def _perturbed(
-    executor: Executor,
-    base: Values,
-    source: Source,
-    calibration: Calibration,
-    corrections: Corrections,
-    schemes: Mapping[str, Scheme],
-    layers: Mapping[str, Layer],
-) -> Values:
-    if source.kind == "tensor":
-        affine = calibration.ranges[source.owner].affine(source.form)
-        return executor.after_values(base, {source.owner: executor.round(base[source.owner], affine)})
-    layer = layers[source.owner]
-    quantized = integers(executor.graph, layer, schemes[source.form], calibration, corrections)
-    bias = quantized.bias.dequantized() if quantized.bias is not None else constants(executor.graph, layer)[1]
-    return executor.after_weights(base, layer, quantized.weight.dequantized(), bias)

@@ -1,0 +1,268 @@
+"""Runs what a change reaches, at the speed of the whole model: suffixes of onnxruntime's optimized graph.
+
+Every region (see `optimized.py`) is a session, from which the base values and the first steps behind a change come.
+From the next multiple of `STRIDE` regions on one session runs all the rest; it is made when it is first needed and
+kept. Blocked weights are inputs, shared by all sessions. Weights that onnxruntime packs for itself (of MatMul and
+Gemm) are held by the session: a stretch of regions with more than `LIGHT` bytes of them in one is a session of its own,
+in large models each such region. A layer whose weights are probed runs in a session that takes them as inputs. Where
+branches leave much of a suffix untouched by a change, shorter ones or single regions run instead.
+
+The same kernels run everywhere, so that a change of zero gives a difference of zero.
+Memory: beside the model its blocked weights once, and its packed ones once, twice when they are below `TWICE` bytes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from quantsieve.model.execute import Piece, make_model, piece_options
+from quantsieve.model.graph import Graph
+from quantsieve.model.units import Layer, Structure
+from quantsieve.sensitivity.optimized import BLOCKED, Optimized, Region, Slots, find_slots
+
+STRIDE = 4  # regions from one start of a suffix to the next
+TWICE = 1 << 28  # bytes of packed weights of a model up to which longer sessions hold them once more
+LIGHT = 1 << 16  # bytes of packed weights of a region that every suffix may hold anew
+WORTH = 0.7  # share of a session's work that a change must reach for it to run whole
+SMALL = 1 << 12  # bytes; constants below stay in the sessions, since kernels may want them there (shapes, limits)
+_TAKING = ("Gather", "Add", "Sub", "Mul", "Div")  # standard operators to which a constant is like any other input
+
+Values = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Regions first to last (not included) in one session; what nobody needs afterwards."""
+
+    first: int
+    last: int
+    drops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """reads: values that it takes; constants: arrays of the others of its inputs."""
+
+    piece: Piece
+    reads: tuple[str, ...]
+    constants: Values
+
+
+class Suffixes:
+    """The sessions of one model. Thread-safe: sessions are, and a run holds its values itself."""
+
+    def __init__(self, optimized: Optimized, graph: Graph, structure: Structure):
+        self.optimized = optimized
+        self._regions = optimized.regions
+        self._slots: dict[str, Slots | None] = {
+            layer.name: find_slots(optimized, graph, layer) for layer in structure.quantizable if layer.weight
+        }
+        self._opened = {  # regions whose session holds a weight or a bias that a probe changes
+            found.region
+            for found in self._slots.values()
+            if found
+            and not {found.weight, found.bias or found.weight} <= set(self._inputs([self._regions[found.region]]))
+        }
+        self._given = {  # outputs that no region makes
+            name: np.ascontiguousarray(array)
+            for name in optimized.outputs
+            if (array := graph.constant(name)) is not None
+        }
+        self._work: list[float] = []  # by region, known from the first base values
+        self._reached = _reached(self._regions)
+        self._readers: dict[str, list[int]] = {}
+        for index, region in enumerate(self._regions):
+            for name in region.reads:
+                self._readers.setdefault(name, []).append(index)
+        self._ends = self._find_ends()
+        self._sessions: dict[tuple[int, int, bool], _Session] = {}
+        self._plans: dict[frozenset[str], tuple[_Run, ...]] = {}
+        self._lock = Lock()
+
+    # --- running ----------------------------------------------------------------------------------------------
+
+    def base(self, feeds: Mapping[str, np.ndarray]) -> Values:
+        """Every value between regions, for the samples of `feeds`."""
+        values = self.start(feeds)
+        for index in range(len(self._regions)):
+            values.update(self.region(index, values))
+        if not self._work:
+            self._work = [_work(region, self.optimized.constants, values) for region in self._regions]
+        return values
+
+    def start(self, feeds: Mapping[str, np.ndarray]) -> Values:
+        """What no region makes: inputs, and constants that are outputs."""
+        return {name: np.ascontiguousarray(array) for name, array in feeds.items()} | self._given
+
+    def region(self, index: int, values: Mapping[str, np.ndarray], instead: Values | None = None) -> Values:
+        """What one region makes. instead: other arrays for its layer's weight and bias."""
+        session = self._session(index, index + 1, instead is not None)
+        reads = {name: values[name] for name in session.reads}
+        return session.piece.arrays(session.constants | reads | (instead or {}))
+
+    def swapped(self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None) -> tuple[int, Values] | None:
+        """The region of a layer, and its constants for that weight and bias; None when nothing reads the layer."""
+        slots = self._slots[layer.name]
+        return None if slots is None else (slots.region, slots.arrays(weight, bias, self.optimized.constants))
+
+    def reweighted(
+        self, base: Mapping[str, np.ndarray], layer: Layer, weight: np.ndarray, bias: np.ndarray | None
+    ) -> Values:
+        """Outputs of the graph when one layer has other weights, from the base values of the same samples."""
+        found = self.swapped(layer, weight, bias)
+        return self.after(base, {} if found is None else self.region(found[0], base, found[1]))
+
+    def after(self, base: Mapping[str, np.ndarray], changed: Values) -> Values:
+        """Outputs of the graph when some values are replaced; runs what the change reaches. Empties `changed`."""
+        for run in self._plan(frozenset(changed)):
+            session = self._session(run.first, run.last)
+            reads = {name: changed[name] if name in changed else base[name] for name in session.reads}
+            changed.update(session.piece.arrays(session.constants | reads))
+            for name in run.drops:
+                changed.pop(name, None)
+        return {name: changed[name] if name in changed else base[name] for name in self.optimized.outputs}
+
+    # --- what to run ------------------------------------------------------------------------------------------
+
+    def _plan(self, changed: frozenset[str]) -> tuple[_Run, ...]:
+        plan = self._plans.get(changed)
+        if plan is None:
+            plan = self._plans.setdefault(changed, self._make_plan(changed))
+        return plan
+
+    def _make_plan(self, changed: frozenset[str]) -> tuple[_Run, ...]:
+        reached = 0
+        for name in changed:
+            for reader in self._readers.get(name, ()):
+                reached |= self._reached[reader]
+        runs: list[_Run] = []
+        # A session must not start before what is reached first: it would make the changed values themselves anew.
+        index, count = (reached & -reached).bit_length() - 1, len(self._regions)
+        while 0 <= index < count:
+            last = self._longest(index, reached)
+            if last > index + 1 or reached >> index & 1:
+                runs.append(_Run(index, last))
+            index = last
+        return self._with_drops(runs, changed)
+
+    def _longest(self, index: int, reached: int) -> int:
+        """Where the session that is to run from `index` on ends; index + 1 for the region alone."""
+        end = max(self._ends.get(index, 0), index + 1)
+        for last in (end, min(index + STRIDE, end)):
+            inside = range(index, last)
+            if sum(self._work[i] for i in inside if reached >> i & 1) >= WORTH * sum(self._work[i] for i in inside):
+                return last
+        return index + 1
+
+    def _with_drops(self, runs: Sequence[_Run], changed: frozenset[str]) -> tuple[_Run, ...]:
+        last_use: dict[str, int] = dict.fromkeys(changed, 0)
+        for position, run in enumerate(runs):
+            for region in self._regions[run.first : run.last]:
+                last_use |= dict.fromkeys((*region.reads, *region.outputs), position)
+        drops: list[list[str]] = [[] for _ in runs]
+        for name, position in last_use.items():
+            if name not in self.optimized.outputs and runs:
+                drops[position].append(name)
+        return tuple(_Run(run.first, run.last, tuple(names)) for run, names in zip(runs, drops, strict=True))
+
+    def _find_ends(self) -> dict[int, int]:
+        """For each start of a longer session, where it ends: before the next region with many packed weights, or, if
+        the model is so small that sessions may hold them once more, with the stretch that the start begins."""
+        packed = [
+            sum(self.optimized.constants[name].nbytes for name in set(region.constants) - set(self._inputs([region])))
+            for region in self._regions
+        ]
+        is_small = sum(packed) <= TWICE
+        ends: dict[int, int] = {}
+        end = count = len(packed)
+        for index in reversed(range(count)):
+            stretch = min(index + STRIDE, count)
+            if packed[index] > LIGHT and not is_small:
+                ends[index + 1], end = end, index
+            elif index % STRIDE == 0:
+                is_light = max(packed[index:stretch]) <= LIGHT or not is_small
+                ends[index] = end if is_light else stretch
+                end = end if is_light else index
+        return ends
+
+    # --- sessions ---------------------------------------------------------------------------------------------
+
+    def _session(self, first: int, last: int, is_open: bool = False) -> "_Session":
+        """Of some regions. is_open: of one whose layer's weight and bias are to be given."""
+        key = (first, last, is_open and first in self._opened)
+        found = self._sessions.get(key)
+        if found is None:
+            with self._lock:
+                found = self._sessions.get(key) or self._make_session(*key)
+                self._sessions[key] = found
+        return found
+
+    def _make_session(self, first: int, last: int, is_open: bool) -> "_Session":
+        regions = self._regions[first:last]
+        made = {name for region in regions for name in region.outputs}
+        later = {name for region in self._regions[last:] for name in region.reads} | set(self.optimized.outputs)
+        reads = dict.fromkeys(name for region in regions for name in region.reads if name not in made)
+        given = self._inputs(regions, is_open)
+        constants = self.optimized.constants
+        held = dict.fromkeys(name for region in regions for name in region.constants if name not in given)
+        types = {name: self.optimized.types[name] for name in reads}
+        for name in given:
+            elem = onnx.helper.np_dtype_to_tensor_dtype(constants[name].dtype)
+            types[name] = onnx.helper.make_tensor_type_proto(elem, constants[name].shape)
+        outputs = [name for region in regions for name in region.outputs if name in later]
+        nodes = [node for region in regions for node in region.nodes]
+        model = make_model(
+            nodes,
+            types,
+            outputs,
+            [onnx.numpy_helper.from_array(constants[name], name) for name in held],
+            self.optimized.opsets,
+            self.optimized.ir_version,
+        )
+        options = piece_options()
+        # The graph is optimized already, and the same kernels everywhere leave no difference but the change's own.
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        piece = Piece(f"regions {first} to {last}", model, options)
+        return _Session(piece, tuple(reads), {name: constants[name] for name in given})
+
+    def _inputs(self, regions: Sequence[Region], is_open: bool = False) -> list[str]:
+        """Constants that the session of the regions takes as inputs: large ones that no kernel packs."""
+        constants = self.optimized.constants
+        given = {name for region in regions for name in region.constants if constants[name].nbytes > SMALL}
+        for node in (node for region in regions for node in region.nodes):
+            if node.domain == BLOCKED and node.op_type == "Conv":
+                given |= {name for name in node.input if name in constants}
+            elif node.domain or node.op_type not in _TAKING:
+                given -= set(node.input)
+        if is_open:
+            slots = [found for found in self._slots.values() if found and self._regions[found.region] in regions]
+            given |= {name for found in slots for name in (found.weight, found.bias) if name}
+        return sorted(given)
+
+
+def _reached(regions: Sequence[Region]) -> list[int]:
+    """For each region, a bit for itself and for every region that it reaches."""
+    readers: dict[str, int] = {}
+    found = [0] * len(regions)
+    for index in reversed(range(len(regions))):
+        found[index] = 1 << index
+        for name in regions[index].outputs:
+            found[index] |= readers.get(name, 0)
+        for name in regions[index].reads:
+            readers[name] = readers.get(name, 0) | found[index]
+    return found
+
+
+def _work(region: Region, constants: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray]) -> float:
+    """Cost of a region in elements written: multiply-adds count an eighth, as wide registers do them."""
+    outputs = [values[name] for name in region.outputs]
+    written = float(sum(array.size for array in outputs))
+    node = region.multiplies()
+    if node is None or not outputs or outputs[-1].ndim < 2:
+        return written
+    channels = outputs[-1].shape[1] if outputs[-1].ndim == 4 else outputs[-1].shape[-1]
+    return written + outputs[-1].size * constants[node.input[1]].size / max(channels, 1) / 8
