@@ -41,11 +41,14 @@ def _factors(structure: Structure) -> dict[str, np.float32]:
 
 
 def _is_near(found: np.ndarray, wanted: np.ndarray) -> bool:
-    finite = np.isfinite(wanted)
-    if not np.array_equal(finite, np.isfinite(found)):
-        return False
-    gap = np.abs(found[finite].astype(np.float64) - wanted[finite]).max(initial=0.0)
-    return bool(gap <= _TOLERANCE * np.abs(wanted[finite]).max(initial=0.0) + _SMALLEST)
+    peak = np.abs(wanted).max(initial=0.0)
+    if not np.isfinite(peak):
+        finite = np.isfinite(wanted)
+        if not np.array_equal(finite, np.isfinite(found)):
+            return False
+        found, wanted = found[finite], wanted[finite]
+        peak = np.abs(wanted).max(initial=0.0)
+    return bool(np.abs(found - wanted).max(initial=0.0) <= _TOLERANCE * peak + _SMALLEST)
 
 
 def _changed_regions(

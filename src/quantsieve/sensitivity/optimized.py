@@ -8,7 +8,7 @@ graph is cut instead. A region is what makes one root from the roots before it: 
 This module only reads what onnxruntime made; `_check.py` holds it against the model before it is used.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ _MOVING = ("ReorderOutput", "Transpose")  # what onnxruntime puts between a valu
 _BYPASSING = ["MatMulScaleFusion"]  # lets a reader pass a value by, even when it is an output
 _SMALL = 1024  # bytes of an initializer up to which it stays in the model file itself
 _LINE = 64  # bytes
-_BLOCKS = (4, 8, 16)  # channels side by side in a blocked layout
+_BLOCKS = (16, 8, 4)  # channels side by side in a blocked layout
 _MULTIPLIES = (
     "Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul",
 )  # fmt: skip
@@ -329,13 +329,13 @@ def _is_same(array: np.ndarray, there: np.ndarray) -> bool:
     return array.size == there.size and np.array_equal(array.reshape(-1), there.reshape(-1))
 
 
-def unblocked(array: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:
+def unblocked(array: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
     """What a value may be in the model's own layout: as it is, and read as blocks of channels. shape: that layout's."""
-    found = [array] if array.shape == shape else []
+    if array.shape == shape:
+        yield array
     if array.ndim == 4 and len(shape) == 4 and array.shape[0] == shape[0] and array.shape[2:] == shape[2:]:
         count, channels, height, width = array.shape
         for block in _BLOCKS:
             if channels % block == 0 and channels >= shape[1]:
                 split = array.reshape(count, channels // block, height, width, block).transpose(0, 1, 4, 2, 3)
-                found.append(split.reshape(array.shape)[:, : shape[1]])
-    return found
+                yield split.reshape(array.shape)[:, : shape[1]]

@@ -11,7 +11,8 @@ The same kernels run everywhere, so that a change of zero gives a difference of 
 Memory: beside the model its blocked weights once, and its packed ones once, twice when they are below `TWICE` bytes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -24,7 +25,7 @@ from quantsieve.model.graph import Graph
 from quantsieve.model.units import Layer, Structure
 from quantsieve.sensitivity.optimized import BLOCKED, Optimized, Region, Slots, find_slots
 
-STRIDE = 4  # regions from one start of a suffix to the next
+STRIDE = 6  # regions from one start of a suffix to the next
 TWICE = 1 << 28  # bytes of packed weights of a model up to which longer sessions hold them once more
 LIGHT = 1 << 16  # bytes of packed weights of a region that every suffix may hold anew
 WORTH = 0.7  # share of a session's work that a change must reach for it to run whole
@@ -45,11 +46,21 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """reads: values that it takes; constants: arrays of the others of its inputs."""
+    """A piece, whose names are its own: regions that differ in their weights only share one."""
 
     piece: Piece
-    reads: tuple[str, ...]
-    constants: Values
+    names: Mapping[str, str]  # of the piece, by the name in the graph
+    reads: tuple[str, ...]  # in the graph, as are all names but those of the piece
+    constants: Values  # that are inputs, by name of the piece
+    outputs: tuple[str, ...]
+
+    def run(self, values: Mapping[str, np.ndarray], instead: Values | None = None) -> Values:
+        """instead: other arrays for some of the constants that are inputs."""
+        feeds = self.constants | {self.names[name]: values[name] for name in self.reads}
+        if instead:
+            feeds |= {self.names[name]: array for name, array in instead.items()}
+        made = self.piece.arrays(feeds)
+        return {name: made[self.names[name]] for name in self.outputs}
 
 
 class Suffixes:
@@ -80,6 +91,7 @@ class Suffixes:
                 self._readers.setdefault(name, []).append(index)
         self._ends = self._find_ends()
         self._sessions: dict[tuple[int, int, bool], _Session] = {}
+        self._shared: dict[bytes, Piece] = {}
         self._plans: dict[frozenset[str], tuple[_Run, ...]] = {}
         self._lock = Lock()
 
@@ -100,9 +112,7 @@ class Suffixes:
 
     def region(self, index: int, values: Mapping[str, np.ndarray], instead: Values | None = None) -> Values:
         """What one region makes. instead: other arrays for its layer's weight and bias."""
-        session = self._session(index, index + 1, instead is not None)
-        reads = {name: values[name] for name in session.reads}
-        return session.piece.arrays(session.constants | reads | (instead or {}))
+        return self._session(index, index + 1, instead is not None).run(values, instead)
 
     def swapped(self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None) -> tuple[int, Values] | None:
         """The region of a layer, and its constants for that weight and bias; None when nothing reads the layer."""
@@ -118,13 +128,12 @@ class Suffixes:
 
     def after(self, base: Mapping[str, np.ndarray], changed: Values) -> Values:
         """Outputs of the graph when some values are replaced; runs what the change reaches. Empties `changed`."""
+        values = ChainMap(changed, base)  # type: ignore[arg-type]
         for run in self._plan(frozenset(changed)):
-            session = self._session(run.first, run.last)
-            reads = {name: changed[name] if name in changed else base[name] for name in session.reads}
-            changed.update(session.piece.arrays(session.constants | reads))
+            changed.update(self._session(run.first, run.last).run(values))
             for name in run.drops:
                 changed.pop(name, None)
-        return {name: changed[name] if name in changed else base[name] for name in self.optimized.outputs}
+        return {name: values[name] for name in self.optimized.outputs}
 
     # --- what to run ------------------------------------------------------------------------------------------
 
@@ -191,7 +200,7 @@ class Suffixes:
 
     # --- sessions ---------------------------------------------------------------------------------------------
 
-    def _session(self, first: int, last: int, is_open: bool = False) -> "_Session":
+    def _session(self, first: int, last: int, is_open: bool = False) -> _Session:
         """Of some regions. is_open: of one whose layer's weight and bias are to be given."""
         key = (first, last, is_open and first in self._opened)
         found = self._sessions.get(key)
@@ -201,33 +210,44 @@ class Suffixes:
                 self._sessions[key] = found
         return found
 
-    def _make_session(self, first: int, last: int, is_open: bool) -> "_Session":
+    def _make_session(self, first: int, last: int, is_open: bool) -> _Session:
         regions = self._regions[first:last]
         made = {name for region in regions for name in region.outputs}
-        later = {name for region in self._regions[last:] for name in region.reads} | set(self.optimized.outputs)
         reads = dict.fromkeys(name for region in regions for name in region.reads if name not in made)
+        outputs = tuple(name for region in regions for name in region.outputs if self._leaves(name, last))
         given = self._inputs(regions, is_open)
         constants = self.optimized.constants
         held = dict.fromkeys(name for region in regions for name in region.constants if name not in given)
-        types = {name: self.optimized.types[name] for name in reads}
+        nodes = [node for region in regions for node in region.nodes]
+        is_shared = last == first + 1 and sum(constants[name].nbytes for name in held) <= SMALL
+        names = _own_names((*reads, *given, *held), nodes) if is_shared else None
+        called = {name: name for name in (*reads, *given, *outputs)} if names is None else names
+        types = {called[name]: self.optimized.types[name] for name in reads}
         for name in given:
             elem = onnx.helper.np_dtype_to_tensor_dtype(constants[name].dtype)
-            types[name] = onnx.helper.make_tensor_type_proto(elem, constants[name].shape)
-        outputs = [name for region in regions for name in region.outputs if name in later]
-        nodes = [node for region in regions for node in region.nodes]
+            types[called[name]] = onnx.helper.make_tensor_type_proto(elem, None)
         model = make_model(
-            nodes,
+            nodes if names is None else [_renamed(node, names) for node in nodes],
             types,
-            outputs,
-            [onnx.numpy_helper.from_array(constants[name], name) for name in held],
+            [called[name] for name in outputs],
+            [onnx.numpy_helper.from_array(constants[name], (names or {}).get(name, name)) for name in held],
             self.optimized.opsets,
             self.optimized.ir_version,
         )
-        options = piece_options()
-        # The graph is optimized already, and the same kernels everywhere leave no difference but the change's own.
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        piece = Piece(f"regions {first} to {last}", model, options)
-        return _Session(piece, tuple(reads), {name: constants[name] for name in given})
+        key = model.SerializeToString() if names is not None else b""
+        piece = self._shared.get(key)
+        if piece is None:
+            options = piece_options()
+            # The graph is optimized already, and the same kernels everywhere leave no difference but the change's own.
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            piece = Piece(f"regions {first} to {last}", model, options)
+            if key:
+                self._shared[key] = piece
+        return _Session(piece, called, tuple(reads), {called[name]: constants[name] for name in given}, outputs)
+
+    def _leaves(self, name: str, last: int) -> bool:
+        """Whether a value is an output or read from region `last` on."""
+        return name in self.optimized.outputs or any(reader >= last for reader in self._readers.get(name, ()))
 
     def _inputs(self, regions: Sequence[Region], is_open: bool = False) -> list[str]:
         """Constants that the session of the regions takes as inputs: large ones that no kernel packs."""
@@ -242,6 +262,22 @@ class Suffixes:
             slots = [found for found in self._slots.values() if found and self._regions[found.region] in regions]
             given |= {name for found in slots for name in (found.weight, found.bias) if name}
         return sorted(given)
+
+
+def _own_names(names: Iterable[str], nodes: Sequence[onnx.NodeProto]) -> dict[str, str] | None:
+    """Names by order of appearance, equal for nodes that do the same; None where subgraphs hold names too."""
+    if any(attribute.HasField("g") or attribute.graphs for node in nodes for attribute in node.attribute):
+        return None
+    every = dict.fromkeys((*names, *(name for node in nodes for name in (*node.input, *node.output) if name)))
+    return {name: f"v{index}" for index, name in enumerate(every)} | {"": ""}
+
+
+def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    copy = onnx.NodeProto.FromString(node.SerializeToString())
+    copy.name = names[node.output[0]]
+    copy.input[:] = [names[name] for name in node.input]
+    copy.output[:] = [names[name] for name in node.output]
+    return copy
 
 
 def _reached(regions: Sequence[Region]) -> list[int]:
