@@ -90,6 +90,7 @@ class Search:
         self._try(Plan({}), "float", None)
         line.progress(Step("final", "the float model on the final samples"))
         self.trials.reference("final")  # float outputs that are no numbers are refused before the work
+        line.progress(Step("calibrate", "measuring ranges"))
         if not line.options.schemes:
             reasons = list(dict.fromkeys(line.options.refusals.values()))
             why = f" ({'; '.join(reasons[:3])}{'; ...' if len(reasons) > 3 else ''})" if reasons else ""
