@@ -163,6 +163,28 @@ def with_constants(proto, **arrays):
     return edited
 
 
+def sequences():
+    """A value that is a list of tensors goes from one piece to the next."""
+    nodes = [
+        node("MatMul", ["x", "w1"], ["m"], name="first"),
+        node("SplitToSequence", ["m"], ["parts"], name="split", axis=1),
+        node("ConcatFromSequence", ["parts"], ["turned"], name="join", axis=0),
+        node("MatMul", ["turned", "w2"], ["y"], name="second"),
+    ]
+    return model_of(nodes, [value("x", ["n", 8])], [value("y")], [tensor("w1", 8, 5), tensor("w2", 1, 4)])
+
+
+def test_lists_of_tensors_pass_between_pieces():
+    feeds = {"x": feeds_of("many")["x"]}
+    graph = Graph(ir.from_proto(sequences()))
+    executor = Executor(graph, find_structure(graph))
+    got = executor.forward(feeds)
+    assert got["parts"].data_type().startswith("seq(")
+    assert_equal({"y": got["y"]}, run_off(sequences(), feeds))
+    moved = executor.after_values(got, {"m": OrtValue.ortvalue_from_numpy(got["m"].numpy() * 2)})
+    np.testing.assert_allclose(moved["y"].numpy(), 2 * got["y"].numpy(), rtol=TOLERANCE)
+
+
 @every_model
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_piece_by_piece_equals_the_whole_model(name, seed):

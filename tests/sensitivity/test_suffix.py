@@ -237,6 +237,19 @@ def test_an_error_that_all_samples_share_is_corrected_away():
     np.testing.assert_allclose(prices.corrected(), [0], atol=1e-12)
 
 
+def test_independent_errors_have_no_common_part_on_average():
+    draw = np.random.default_rng(1)
+    shared = np.asarray([1.0, 0.0, 0.0])
+    # Errors of deviation 1 in 3 dimensions: |mean of 4|^2 is 3/4 too large on average, which `common` takes back. Then
+    # the estimate has a deviation near 1.2 around 1, or of sqrt(3/8) around 0; clipping at 0 adds 0.08 and 0.27.
+    with_shared = [prices_of(draw.standard_normal((4, 3)) + shared).common()[0] for _ in range(4000)]
+    without = [prices_of(draw.standard_normal((4, 3))).common()[0] for _ in range(4000)]
+    np.testing.assert_allclose(np.mean(with_shared), 1.0, atol=0.15)
+    assert 0 <= np.mean(without) < 0.35
+    many = [prices_of(draw.standard_normal((400, 3))).common()[0] for _ in range(200)]
+    assert np.mean(many) < 0.005
+
+
 def test_an_interval_shrinks_with_samples_and_holds_the_price():
     draw = np.random.default_rng(2)
     few, many = (prices_of(draw.standard_normal((count, 3))) for count in (4, 400))

@@ -1,11 +1,12 @@
 """Runs what a change reaches, at the speed of the whole model: suffixes of onnxruntime's optimized graph.
 
 Every region (see `optimized.py`) is a session, from which the base values and the first steps behind a change come.
-From the next multiple of `STRIDE` regions on one session runs all the rest; it is made when it is first needed and
-kept. Blocked weights are inputs, shared by all sessions. Weights that onnxruntime packs for itself (of MatMul and
-Gemm) are held by the session: a stretch of regions with more than `LIGHT` bytes of them in one is a session of its own,
-in large models each such region. A layer whose weights are probed runs in a session that takes them as inputs. Where
-branches leave much of a suffix untouched by a change, shorter ones or single regions run instead.
+From the next multiple of `STRIDE` regions on one session runs all the rest (several if more than `LONGEST` regions are
+left); it is made when it is first needed and kept. Blocked weights are inputs, shared by all sessions. Weights that
+onnxruntime packs for itself (of MatMul and Gemm) are held by the session: a stretch of regions with more than `LIGHT`
+bytes of them in one is a session of its own, in large models each such region. A layer whose weights are probed runs in
+a session that takes them as inputs. Where branches leave much of a suffix untouched by a change, shorter ones or single
+regions run instead.
 
 The same kernels run everywhere, so that a change of zero gives a difference of zero.
 Memory: beside the model its blocked weights once, and its packed ones once, twice when they are below `TWICE` bytes.
@@ -26,8 +27,9 @@ from quantsieve.model.units import Layer, Structure
 from quantsieve.sensitivity.optimized import BLOCKED, Optimized, Region, Slots, find_slots
 
 STRIDE = 6  # regions from one start of a suffix to the next
+LONGEST = 10 * STRIDE  # regions in one session: a cut costs little, a node some kilobytes in every session it is in
 TWICE = 1 << 28  # bytes of packed weights of a model up to which longer sessions hold them once more
-LIGHT = 1 << 16  # bytes of packed weights of a region that every suffix may hold anew
+LIGHT = 1 << 14  # bytes of packed weights of a region that every suffix may hold anew
 WORTH = 0.7  # share of a session's work that a change must reach for it to run whole
 SMALL = 1 << 12  # bytes; constants below stay in the sessions, since kernels may want them there (shapes, limits)
 _TAKING = ("Gather", "Add", "Sub", "Mul", "Div")  # standard operators to which a constant is like any other input
@@ -194,7 +196,7 @@ class Suffixes:
                 ends[index + 1], end = end, index
             elif index % STRIDE == 0:
                 is_light = max(packed[index:stretch]) <= LIGHT or not is_small
-                ends[index] = end if is_light else stretch
+                ends[index] = min(end, index + LONGEST) if is_light else stretch
                 end = end if is_light else index
         return ends
 
