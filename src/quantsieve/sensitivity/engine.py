@@ -1,6 +1,6 @@
 """Two ways to switch on one source and get the outputs: suffixes of the optimized graph, or layer by layer.
 
-The first is two to four times as fast and is taken whenever the optimized graph passes its check; the second works for
+The first costs about half as much and is taken whenever the optimized graph passes its check; the second works for
 every model. Both give the same numbers but for the order of float sums.
 """
 

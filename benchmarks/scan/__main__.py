@@ -1,0 +1,5 @@
+"""Door of `python -m benchmarks.scan`."""
+
+from benchmarks.scan.run import main
+
+main()
