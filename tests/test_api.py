@@ -216,13 +216,19 @@ def test_the_scores_of_a_scan_are_the_prices_of_a_run(small_model, small_data, w
     assert {(score.layer, score.scheme) for score in found.layers} == set(prices)
     for score in found.layers:
         price = prices[score.layer, score.scheme]
-        np.testing.assert_allclose([score.value, score.high], [price.value, price.high], rtol=1e-4)  # 1.96 there
+        np.testing.assert_allclose([score.value, score.high], [price.value, price.high], rtol=1e-9)
         np.testing.assert_allclose(score.weights + sum(score.tensors.values()), score.value, rtol=1e-9)
 
 
 def test_a_scan_of_one_sample_is_written_as_strict_json(small_model, small_data, tmp_path):
     api.scan(small_model, small_data, samples=1, output=tmp_path / "scan.json")
-    json.loads((tmp_path / "scan.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    found = json.loads((tmp_path / "scan.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert found["samples"] == 1 and all(row["high"] is None for row in found["layers"])
+
+
+def test_a_scan_of_no_samples_is_wrong_usage(small_model, small_data):
+    with pytest.raises(UsageError, match="samples of at least 1"):
+        api.scan(small_model, small_data, samples=0)
 
 
 def test_evaluate_measures_files_against_float_as_the_run_did(small_model, small_data, whole_run):

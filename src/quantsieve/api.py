@@ -192,9 +192,10 @@ def scan(
     fully quantized model. samples: how many the scores are means over; None races: samples are added, 64 at most,
     while the order of the ten worst layers or one of their scores is open ('rescue' takes 32).
     """
-    settings = Settings(
-        tuple(schemes), None, seed, 1, weight_type, bias_correction, samples or (32 if mode == "rescue" else LOOKS[-1])
-    )
+    count = samples
+    if count is None:
+        count = 32 if mode == "rescue" else LOOKS[-1]
+    settings = Settings(tuple(schemes), None, seed, 1, weight_type, bias_correction, count)
     path = Path(model)
     load_model(path)
     sources = _open(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)

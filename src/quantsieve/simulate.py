@@ -30,7 +30,7 @@ class Simulation:
         self.reads: Mapping[str, Mapping[str, Affine]] = {
             layer: {name: parts.affine(root) for name, root in pairs} for layer, pairs in placement.reads.items()
         }
-        self.roots = {layer: tuple(root for _, root in pairs) for layer, pairs in placement.reads.items()}
+        self.roots = placement.roots  # every tensor that is rounded somewhere
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Values:
         """Outputs of the graph by name, for one batch."""

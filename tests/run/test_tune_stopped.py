@@ -124,6 +124,21 @@ def test_time_that_is_over_between_two_batches_of_the_scan_leaves_plans_by_the_f
     assert found.summary.settings["scan_samples"] == 4
 
 
+def test_ctrl_c_after_the_time_was_over_still_leaves_a_report(small_model, small_data, tmp_path, monkeypatch):
+    now = [0.0]
+
+    def progress(step):
+        if step.stage == "final" and now[0]:
+            raise KeyboardInterrupt
+        now[0] += 1000.0 * (step.stage == "calibrate")
+
+    monkeypatch.setattr(api, "Deadline", lambda seconds: Deadline(seconds, lambda: now[0]))
+    with pytest.raises(KeyboardInterrupt):
+        api.tune(small_model, small_data, tmp_path / "run", timeout=500, samples=8, workers=1, progress=progress)
+    assert api.report(tmp_path / "run").summary.stopped == "interrupted"
+    assert (tmp_path / "run/report/report.json").is_file()
+
+
 # --- Ctrl-C ---------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import control_flow
 from quantsieve import schemes
 from quantsieve.calibrate import calibrate
 from quantsieve.model.execute import Affine, Executor
@@ -123,35 +124,7 @@ def inputs():
 
 
 def control():
-    """An If and a Loop between layers; their bodies read activations and a constant from outside."""
-    positive = helper.make_graph(
-        [node("Mul", ["m", "w_in"], ["then_y"], name="then_op")], "then", [], [value("then_y")]
-    )
-    negative = helper.make_graph([node("Neg", ["m"], ["else_y"], name="else_op")], "else", [], [value("else_y")])
-    body = helper.make_graph(
-        [
-            node("Add", ["state", "m"], ["more"], name="loop_add"),
-            node("Mul", ["more", "half"], ["next"], name="loop_mul"),
-            node("Identity", ["going"], ["go"], name="loop_go"),
-        ],
-        "body",
-        [value("i", [], TensorProto.INT64), value("going", [], TensorProto.BOOL), value("state")],
-        [value("go", [], TensorProto.BOOL), value("next")],
-    )
-    nodes = [
-        node("MatMul", ["x", "w_a"], ["m"], name="a"),
-        node("ReduceSum", ["m"], ["total"], name="total", keepdims=0),
-        node("Greater", ["total", "zero"], ["flag"], name="flag"),
-        node("If", ["flag"], ["chosen"], name="if", then_branch=positive, else_branch=negative),
-        node("Loop", ["count", "", "chosen"], ["looped"], name="loop", body=body),
-        node("MatMul", ["looped", "w_b"], ["y"], name="b"),
-    ]
-    constants = [
-        tensor("w_a", 6, 6), tensor("w_in", 1, 6), tensor("w_b", 6, 4),
-        numpy_helper.from_array(np.float32(0), "zero"), numpy_helper.from_array(np.float32(0.5), "half"),
-        numpy_helper.from_array(np.int64(3), "count"),
-    ]  # fmt: skip
-    return model_of(nodes, [value("x", ["n", 6])], [value("y", ["n", 4])], constants)
+    return onnx.shape_inference.infer_shapes(control_flow.model(tensor))
 
 
 def fixed():

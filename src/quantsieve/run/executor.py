@@ -24,6 +24,7 @@ from quantsieve.run.trials import Built, Deadline, Trials
 from quantsieve.search.milp import cheapest_noise
 from quantsieve.search.mincut import hull
 from quantsieve.search.prices import Accounts, Problem, make_problem
+from quantsieve.sensitivity.interval import half_width
 from quantsieve.targets.timing import summarize
 from quantsieve.tasks import get as get_task
 
@@ -75,15 +76,19 @@ class Search:
         nothing is, for a summary would first have to do the work that was interrupted."""
         self.line.is_over = lambda: self.deadline.is_over(SEARCH_SHARE)
         try:
-            self._walk()
-        except TimeUp:
-            self.stopped = "timeout"
-            self._finish()
+            self._walk_in_time()
         except KeyboardInterrupt:
             if not self.done:
                 raise
             self.stopped = "interrupted"
         return self.summary()
+
+    def _walk_in_time(self) -> None:
+        try:
+            self._walk()
+        except TimeUp:
+            self.stopped = "timeout"
+            self._finish()
 
     def _walk(self) -> None:
         line = self.line
@@ -366,18 +371,12 @@ class Search:
 
 def layer_prices(line: Line, problem: Problem) -> tuple[Price, ...]:
     """What quantizing each layer alone does, by scheme: the sum of the sources that it switches on."""
-    prices = line.prices
-    row = {(s.kind, s.owner, s.form): i for i, s in enumerate(prices.sources)}
     form = line.schemes[0].activation
     found = []
     for layer, schemes, links in zip(problem.layers, problem.options, problem.links, strict=True):
         for scheme in schemes:
-            rows = [row["tensor", problem.tensors[t], form] for t in links]
-            if ("weight", layer, scheme) in row:
-                rows.append(row["weight", layer, scheme])
-            sums = prices.errors[rows].sum(axis=0) if rows else np.zeros(prices.num_samples)
-            half = 1.96 * float(sums.std(ddof=1)) / np.sqrt(len(sums)) if len(sums) > 1 else float("inf")
-            mean = float(sums.mean())
+            sums = line.prices.sums(layer, scheme, [problem.tensors[t] for t in links], form)
+            mean, half = float(sums.mean()), float(half_width(sums))
             found.append(Price(layer, scheme, mean, max(0.0, mean - half), mean + half))
     return tuple(found)
 

@@ -87,7 +87,7 @@ def tensor_errors(
     """
     simulation = Simulation(executor, parts, plan)
     order = [tensor.root for tensor in executor.structure.tensors]
-    roots = set(simulation.outputs) | {root for pairs in simulation.roots.values() for root in pairs}
+    roots = set(simulation.roots)
     sums: dict[str, _Sums] = {}
     for feeds in batches:
         walk = _Walk(executor, parts, simulation, roots, sums)

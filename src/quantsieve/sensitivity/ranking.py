@@ -6,7 +6,6 @@ by sample, includes 0: samples that are hard for one layer are hard for the next
 would call far too many equal.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
@@ -14,9 +13,8 @@ from itertools import pairwise, zip_longest
 import numpy as np
 
 from quantsieve.model.units import Layer
+from quantsieve.sensitivity.interval import half_width
 from quantsieve.sensitivity.suffix import Prices
-
-_Z95 = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +62,14 @@ class Choice:
 
 def rank(choices: Sequence[Choice], prices: Prices, form: str) -> tuple[Score, ...]:
     """A row for each layer and scheme, worst first. form: the activation format whose prices count."""
-    row = _row_numbers(prices)
+    row = prices.rows()
     mean, corrected = prices.mean(), prices.corrected()
     found = []
     for choice in choices:
         tensors = {root: row["tensor", root, form] for root in choice.forced}
         for scheme in choice.schemes:
             weight = row.get(("weight", choice.layer.name, scheme))
-            sums = _sums(choice, scheme, prices, form, row)
+            sums = prices.sums(choice.layer.name, scheme, choice.forced, form)
             score = replace(
                 _score(choice, scheme, sums),
                 weights=float(mean[weight]) if weight is not None else 0.0,
@@ -98,7 +96,7 @@ def rank_gains(choices: Sequence[Choice], gains: Mapping[tuple[str, str], np.nda
 
 
 def _score(choice: Choice, scheme: str, sums: np.ndarray) -> Score:
-    value, half = float(sums.mean()), half_width(sums)
+    value, half = float(sums.mean()), float(half_width(sums))
     return Score(
         layer=choice.layer.name,
         scheme=scheme,
@@ -126,30 +124,11 @@ def _ordered(found: list[tuple[Score, np.ndarray]]) -> tuple[Score, ...]:
 
 def sums_of(choices: Sequence[Choice], prices: Prices, form: str) -> np.ndarray:
     """Scores sample by sample, float64 [layers and schemes, samples], in the order of the choices."""
-    row = _row_numbers(prices)
-    found = [_sums(choice, scheme, prices, form, row) for choice in choices for scheme in choice.schemes]
+    found = [prices.sums(c.layer.name, scheme, c.forced, form) for c in choices for scheme in c.schemes]
     return np.stack(found) if found else np.zeros((0, prices.num_samples))
-
-
-def _row_numbers(prices: Prices) -> dict[tuple[str, str, str], int]:
-    return {(s.kind, s.owner, s.form): i for i, s in enumerate(prices.sources)}
-
-
-def _sums(
-    choice: Choice, scheme: str, prices: Prices, form: str, row: Mapping[tuple[str, str, str], int]
-) -> np.ndarray:
-    rows = [row["tensor", root, form] for root in choice.forced]
-    weight = row.get(("weight", choice.layer.name, scheme))
-    rows += [weight] if weight is not None else []
-    return np.asarray(prices.errors[rows].sum(axis=0)) if rows else np.zeros(prices.num_samples)
-
-
-def half_width(values: np.ndarray) -> float:
-    """Half the 95 % normal interval of the mean; inf for one sample. values: float64 [samples]."""
-    return _Z95 * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
 def is_tie(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether the interval of the mean paired difference includes 0. a, b: float64 [samples], of the same samples."""
     gap = a - b
-    return abs(float(gap.mean())) <= half_width(gap)
+    return abs(float(gap.mean())) <= float(half_width(gap))

@@ -12,12 +12,10 @@ from onnxruntime import OrtValue
 
 from quantsieve.model.execute import Affine, Executor, Values
 from quantsieve.plan import FLOAT, Plan, place
+from quantsieve.sensitivity.interval import half_width
 from quantsieve.sensitivity.suffix import error_vectors, float_outputs
 from quantsieve.simulate import Simulation
 from quantsieve.weights import Ingredients
-
-VERSION = 1
-_Z95 = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +33,8 @@ class Rescues:
 
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper end of the 95 % normal interval of each gain, paired by sample, float64 [layers] each."""
-        count = len(self.full)
-        differences = self.full - self.errors
-        spread = np.full(len(self.layers), np.inf)
-        if count > 1:
-            spread = differences.std(axis=1, ddof=1) / np.sqrt(count)
-        return self.gain() - _Z95 * spread, self.gain() + _Z95 * spread
+        half = half_width(self.full - self.errors)
+        return self.gain() - half, self.gain() + half
 
 
 def rescue_batch(
@@ -81,8 +75,8 @@ def join(parts: Sequence[Rescues]) -> Rescues:
 
 
 def _all_values(executor: Executor, simulation: Simulation, feeds: Mapping[str, np.ndarray]) -> Values:
-    """Every value of the quantized model, rounded where the plan rounds it for all readers; and what each would be
-    unrounded, under (name)."""
+    """Every value of the quantized model, rounded where the plan rounds it for all readers; what such a value is before
+    it is rounded stands beside it, under `_unrounded(name)`."""
     values = executor.feed_values(feeds)
     for index, layer in enumerate(executor.steps):
         name = layer.name if layer is not None else ""

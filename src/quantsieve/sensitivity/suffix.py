@@ -19,11 +19,11 @@ from quantsieve.plan import Options
 from quantsieve.schemes import Scheme
 from quantsieve.sensitivity.engine import float_outputs as float_outputs
 from quantsieve.sensitivity.engine import kept_integers, open_engine
+from quantsieve.sensitivity.interval import half_width
 from quantsieve.weights import Corrections, constants
 
 VERSION = 2
 SKETCH = 1024  # longest mean error vector kept
-_Z95 = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,20 @@ class Prices:
 
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper end of the 95 % normal interval of each price, float64 [sources] each."""
-        n = self.num_samples
-        spread = self.errors.std(axis=1, ddof=1) / np.sqrt(n) if n > 1 else np.full(len(self.sources), np.inf)
-        mean = self.mean()
-        return np.maximum(mean - _Z95 * spread, 0.0), mean + _Z95 * spread
+        mean, half = self.mean(), half_width(self.errors)
+        return np.maximum(mean - half, 0.0), mean + half
+
+    def rows(self) -> dict[tuple[str, str, str], int]:
+        """Number of the row of each source by (kind, owner, form)."""
+        return {(source.kind, source.owner, source.form): row for row, source in enumerate(self.sources)}
+
+    def sums(self, layer: str, scheme: str, roots: Sequence[str], form: str) -> np.ndarray:
+        """float64 [samples]: what one layer costs alone, that is the sum of the sources that it switches on: its
+        weights under the scheme, where it has some, and the tensors `roots` in the activation format."""
+        row = self.rows()
+        found = [row["tensor", root, form] for root in roots]
+        found += [row["weight", layer, scheme]] if ("weight", layer, scheme) in row else []
+        return np.asarray(self.errors[found].sum(axis=0)) if found else np.zeros(self.num_samples)
 
 
 def find_sources(executor: Executor, options: Options, schemes: Sequence[Scheme]) -> tuple[Source, ...]:

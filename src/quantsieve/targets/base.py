@@ -22,7 +22,7 @@ Feeds = Mapping[str, np.ndarray]
 FailureKind = Literal["error", "signal", "timeout", "memory", "nan", "shape"]
 Precision = Literal["int8", "float", "weight-only", "gone", "mixed"]
 
-_TODO: Mapping[str, str] = {
+_ADVICE: Mapping[str, str] = {
     "error": "Read the runtime's message: it names the operator, type or shape that it does not know.",
     "signal": "The runtime itself crashed on this model; try another scheme, target or version.",
     "timeout": "Raise the time limit if the model is merely slow; a loop without end never finishes.",
@@ -41,7 +41,7 @@ class TargetFailure(QuantsieveError):
     """
 
     def __init__(self, reason: str, kind: FailureKind = "error", stage: str = "run", log_tail: str = ""):
-        super().__init__(f"stage '{stage}' to succeed on the target", f"{kind}: {reason.rstrip('.')}", _TODO[kind])
+        super().__init__(f"stage '{stage}' to succeed on the target", f"{kind}: {reason.rstrip('.')}", _ADVICE[kind])
         self.reason = reason
         self.kind: FailureKind = kind
         self.stage = stage
