@@ -115,6 +115,21 @@ def test_layers_that_share_a_dear_tensor_are_taken_together_or_not_at_all():
     assert hull(problem) == (Plan({"layer0": "int8", "layer1": "int8"}), Plan({}))
 
 
+@pytest.mark.parametrize("saved", range(1, 140))
+def test_a_tensor_a_little_dearer_than_all_its_layers_earn_is_never_taken(saved):
+    """Whatever the gains round to, taken one by one, their sum does not pass a cost above them all."""
+    sizes = (saved, 1, 1, 1, 1, 1, 1)
+    problem = small(
+        links=((0,),) * len(sizes),
+        layer_noise=((0.0,),) * len(sizes),
+        layer_bytes=tuple((-size,) for size in sizes),
+        tensor_noise=(1.0,),
+        tensor_bytes=(0,),
+    )
+    assert best_at(problem, sum(sizes) + 1.0) == Plan({})
+    assert len(best_at(problem, sum(sizes) - 1.0).schemes) == len(sizes)
+
+
 def test_of_two_schemes_that_save_alike_the_quieter_one_is_taken():
     problem = small(
         links=((0,),),

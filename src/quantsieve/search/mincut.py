@@ -16,7 +16,10 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from quantsieve.plan import Plan
 from quantsieve.search.prices import Problem
 
-_CAPACITY = 2**30  # scipy's flow is int32
+# scipy's flow is int32. Gains are rounded one by one, so their sum in units may pass _GAINS: an edge that is never to be
+# cut, and a cost above all gains, holds more than that.
+_GAINS = 2**30
+_UNBOUNDED = 2**31 - 1
 
 
 def hull(problem: Problem, limit: int = 200) -> tuple[Plan, ...]:
@@ -63,15 +66,15 @@ def _select(gains: Sequence[float], costs: Sequence[float], links: Sequence[tupl
     total = sum(g for g in gains if g > 0)
     if total <= 0:
         return [False] * num_layers
-    scale = _CAPACITY / total
+    scale = _GAINS / total
     source, sink = num_layers + num_tensors, num_layers + num_tensors + 1
     edges = []
     for layer, gain in enumerate(gains):
         if gain > 0:
             edges.append((source, layer, max(1, round(gain * scale))))
-            edges += [(layer, num_layers + tensor, _CAPACITY) for tensor in links[layer]]
+            edges += [(layer, num_layers + tensor, _UNBOUNDED) for tensor in links[layer]]
     for tensor, cost in enumerate(costs):
-        edges.append((num_layers + tensor, sink, min(_CAPACITY, max(0, round(cost * scale)))))
+        edges.append((num_layers + tensor, sink, min(_UNBOUNDED, max(0, round(cost * scale)))))
     rows, columns, capacity = (np.asarray(part) for part in zip(*edges, strict=True))
     shape = (num_layers + num_tensors + 2,) * 2
     network = csr_array((capacity.astype(np.int32), (rows, columns)), shape=shape)
