@@ -20,7 +20,7 @@ from quantsieve.example import data_path, model_path
 from quantsieve.front import Candidate, Recommendation, named
 from quantsieve.inspection import Inspection
 from quantsieve.inspection import inspect as inspect_model
-from quantsieve.model.load import load_model
+from quantsieve.model.load import open_model
 from quantsieve.plan import BIAS, Options, Plan, check_layers, check_plan, full_plan
 from quantsieve.reports.document import front_json, report_json
 from quantsieve.reports.page import html_page
@@ -140,7 +140,7 @@ def tune(
     are never quantized. Raises QuantsieveError.
     Ctrl-C (KeyboardInterrupt) is passed on once the report of what is there has been written.
     """
-    load_model(Path(model))
+    open_model(Path(model))
     kept = _kept(scan, Path(model))
     settings = Settings(tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples, kept)
     limits = Limits(max_drop, confident, timeout, max_trials, workers, limit_s)
@@ -197,7 +197,7 @@ def scan(
         count = 32 if mode == "rescue" else LOOKS[-1]
     settings = Settings(tuple(schemes), None, seed, 1, weight_type, bias_correction, count)
     path = Path(model)
-    load_model(path)
+    open_model(path)
     sources = _open(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
     with (
         _scratch() as folder,
@@ -265,7 +265,7 @@ def quantize(
     layer cannot have.
     """
     path = Path(model)
-    load_model(path)
+    open_model(path)
     kept = _kept(scan, path)
     settings = Settings(scheme_names(), None, seed, 1, weight_type, bias_correction, keep_float=kept)
     sources = _open(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
@@ -295,10 +295,10 @@ def evaluate(
     """Candidate files against the float model on the final share of the samples, each in a worker process."""
     settings = Settings(metric=metric, seed=seed, threads=threads)
     path = Path(model)
-    load_model(path)
+    open_model(path)
     files = [Path(candidate) for candidate in candidates]
     for file in files:
-        load_model(file)
+        open_model(file)
     sources = _open(path, data, synthetic, None, preprocess, skip_bad, class_names, seed)
     tell = progress or Silent()
     with (
@@ -366,7 +366,7 @@ def _open(
     class_names: Sequence[str] | None,
     seed: int,
 ) -> Sources:
-    inputs = input_specs(load_model(path))
+    inputs = input_specs(open_model(path))
     if (data is None) == (synthetic is None):
         found = "both" if data is not None else "neither"
         raise UsageError("either data or a number of synthetic samples", found, "Give --data, or --synthetic N.")

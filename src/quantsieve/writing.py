@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from quantsieve.model import aside
 from quantsieve.model.execute import Affine
 from quantsieve.model.units import Layer, Tensor, layout_root
 from quantsieve.plan import Options, Placement, Plan, place
@@ -27,11 +28,11 @@ def write_plan(parts: Ingredients, plan: Plan) -> ir.Model:
 
     A plan without quantized layers gives a model with the prepared model's nodes and weights, bit for bit.
     """
-    model = ir.from_proto(ir.to_proto(parts.graph.model))
+    model = aside.copied(parts.graph.model)
     if any(plan.is_quantized(layer.name) for layer in parts.structure.quantizable):
         _Writer(model, parts, plan, place(parts.graph, parts.structure, plan)).write()
     _forget_inferred_types(model)
-    return model
+    return ir.external_data.load_to_model(model)
 
 
 class _Writer:

@@ -20,6 +20,7 @@ import onnxruntime
 from onnxruntime import OrtValue
 
 from quantsieve.errors import UnsupportedModel
+from quantsieve.model import aside
 from quantsieve.model.graph import Graph, node_inputs
 from quantsieve.model.units import Layer, Structure
 
@@ -385,7 +386,7 @@ def _inferred_types(graph: Graph, names: Sequence[str]) -> dict[str, onnx.TypePr
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
     options = piece_options()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = aside.open_proto(model, aside.folder_of(graph.model), options)
     wanted = set(names)
     return {out.name: _type_proto(out.type) for out in session.get_outputs() if out.name in wanted}
 

@@ -15,15 +15,15 @@ import onnx_ir as ir
 
 from quantsieve import calibrate, schemes, weights, writing
 from quantsieve.data import Cached, InputSpec, Samples, Split, batches, split
-from quantsieve.errors import InputError
-from quantsieve.model import prepare
+from quantsieve.errors import InputError, UnsupportedModel
+from quantsieve.model import aside, prepare
 from quantsieve.model.execute import Executor
 from quantsieve.model.graph import Graph
-from quantsieve.model.load import load_model
+from quantsieve.model.load import file_bytes, open_model
 from quantsieve.model.units import VERSION as UNITS_VERSION
 from quantsieve.model.units import Structure, find_structure
 from quantsieve.plan import Options, find_options
-from quantsieve.run.keys import array_key, content_key, file_key, model_key
+from quantsieve.run.keys import array_key, content_key, model_key
 from quantsieve.run.progress import Progress, Step
 from quantsieve.run.spec import Settings
 from quantsieve.run.store import Store
@@ -122,10 +122,6 @@ class Line:
         return model_key(self.path)
 
     @cached_property
-    def original(self) -> ir.Model:
-        return load_model(self.path)
-
-    @cached_property
     def samples(self) -> Samples:
         return Cached(self.sources.samples, CACHE_BYTES)
 
@@ -161,12 +157,18 @@ class Line:
 
         def compute() -> PreparedFile:
             self.progress(Step("prepare", "cleaning the model and comparing it with the original"))
-            model, fact = prepare.prepare(self.original, feeds, model_bytes(self.path, self.original))
-            self.store.save_file(path, ir.to_proto(model).SerializeToString())
-            return PreparedFile(fact, file_key(path))
+            with self.store.scratch("prepare") as folder:
+                model, fact = prepare.prepare(open_model(self.path), feeds, file_bytes(self.path), folder)
+                aside.save(model, folder / path.name)
+                for file in folder.glob(f"{path.stem}.*"):
+                    self.store.take_file(file, path.with_name(file.name))
+            return PreparedFile(fact, model_key(path))
 
         def is_whole(found: PreparedFile) -> bool:
-            return path.is_file() and file_key(path) == found.file_key
+            try:
+                return model_key(path) == found.file_key
+            except (InputError, UnsupportedModel):
+                return False
 
         return path, self.fact("prepare", key, PreparedFile, compute, is_whole).prepared, key
 
@@ -176,7 +178,7 @@ class Line:
 
     @cached_property
     def graph(self) -> Graph:
-        return Graph(load_model(self._prepared[0]))
+        return Graph(open_model(self._prepared[0]))
 
     @cached_property
     def structure(self) -> Structure:
@@ -356,13 +358,3 @@ def split_order(samples: Samples, count: int, seed: int) -> np.ndarray:
         drawn = split(total, seed, calibration=0, labels=samples.labels)
         order = np.concatenate([drawn.search, drawn.final])
     return order[:count]
-
-
-def model_bytes(path: Path, model: ir.Model) -> int:
-    """Bytes of the file and of the external data that it names."""
-    external = {
-        value.const_value.location
-        for value in model.graph.initializers.values()
-        if isinstance(value.const_value, ir.ExternalTensor)
-    }
-    return path.stat().st_size + sum((path.parent / str(name)).stat().st_size for name in external)

@@ -5,6 +5,7 @@ import numpy as np
 from quantsieve.data import batches
 from quantsieve.errors import UsageError
 from quantsieve.model.graph import Graph
+from quantsieve.model.load import open_model
 from quantsieve.plan import full_plan
 from quantsieve.run.line import Line
 from quantsieve.run.progress import Step
@@ -81,7 +82,7 @@ def _tensors(line: Line, count: int) -> tuple[TensorRow, ...]:
 
 def _choices(line: Line) -> list[Choice]:
     blocks = find_blocks(line.graph, line.structure)
-    nodes = original_nodes(Graph(line.original), line.structure.layers, dict(line.prepared.given_names))
+    nodes = original_nodes(Graph(open_model(line.path)), line.structure.layers, dict(line.prepared.given_names))
     allowed = line.options.schemes
     return [
         Choice(layer, allowed[layer.name], forced_tensors(line.graph, layer), nodes[layer.name], blocks.get(layer.name))
