@@ -21,7 +21,7 @@ from quantsieve.model.load import load_model
 from quantsieve.model.prepare import prepare
 from quantsieve.model.units import find_structure
 from quantsieve.plan import Options, Plan, find_options, place
-from quantsieve.run.line import BATCH_BYTES
+from quantsieve.run.memory import BATCH_BYTES
 from quantsieve.schemes import Scheme
 from quantsieve.sensitivity.suffix import Source, find_sources
 

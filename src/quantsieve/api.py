@@ -30,6 +30,7 @@ from quantsieve.run._atomic import make_folder, write_file
 from quantsieve.run.executor import Search
 from quantsieve.run.keys import content_key, model_key
 from quantsieve.run.line import Line, Sources, input_specs
+from quantsieve.run.memory import Memory, default_limit
 from quantsieve.run.progress import Progress, Silent, Step
 from quantsieve.run.scan_file import load_blocks, load_scan
 from quantsieve.run.scanning import scan_line
@@ -130,6 +131,7 @@ def tune(
     samples: int = 32,
     max_samples: int | None = None,
     limit_s: float = 300.0,
+    memory_limit: int | None = None,
     progress: Progress | None = None,
 ) -> TuneResult:
     """The measured front of a model, and the files on it, in the run folder.
@@ -137,13 +139,14 @@ def tune(
     data: samples with or without labels; `synthetic=N` makes N random ones instead. run: default
     `quantsieve-run-MODEL` in the current folder; a second call with the same settings goes on there.
     max_drop: largest acceptable loss of the score, absolute. timeout: seconds. scan: layers that it marks `keep_float`
-    are never quantized. Raises QuantsieveError.
+    are never quantized. memory_limit: bytes that the run may take beside the model, its runs on the target apart;
+    default half of what is free. Raises QuantsieveError.
     Ctrl-C (KeyboardInterrupt) is passed on once the report of what is there has been written.
     """
     open_model(Path(model))
     kept = _kept(scan, Path(model))
     settings = Settings(tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples, kept)
-    limits = Limits(max_drop, confident, timeout, max_trials, workers, limit_s)
+    limits = Limits(max_drop, confident, timeout, max_trials, workers, limit_s, memory_limit)
     deadline = Deadline(timeout)
     path = Path(model)
     folder = Path(run) if run is not None else Path(f"quantsieve-run-{path.stem}")
@@ -183,6 +186,7 @@ def scan(
     bias_correction: bool = True,
     mode: str = "alone",
     samples: int | None = None,
+    memory_limit: int | None = None,
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ScanResult:
@@ -201,7 +205,7 @@ def scan(
     sources = _open(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
     with (
         _scratch() as folder,
-        _line(folder, path, sources, settings, Limits(workers=workers), progress) as line,
+        _line(folder, path, sources, settings, Limits(workers=workers, memory_limit=memory_limit), progress) as line,
     ):
         result = scan_line(line, samples is None, mode)
     if output is not None:
@@ -393,7 +397,8 @@ def _line(
         Store.open(folder.absolute(), run_spec(settings, keys)) as store,
         Isolated(OrtCpu(threads=settings.threads), timeout_s=limits.limit_s) as target,
     ):
-        line = Line(store, path, sources, settings, target, limits.workers, progress or Silent())
+        memory = Memory(default_limit() if limits.memory_limit is None else limits.memory_limit)
+        line = Line(store, path, sources, settings, target, limits.workers, progress or Silent(), memory)
         if settings.keep_float:
             check_layers(settings.keep_float, line.structure)  # wrong names are told before anything is measured
         yield line

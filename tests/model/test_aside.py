@@ -21,8 +21,8 @@ def large_model(path, opset=17, is_external=False, batchnorm=False):
     constants = [onnx.numpy_helper.from_array(weight, "w"), onnx.numpy_helper.from_array(weight[0], "b")]
     nodes = [onnx.helper.make_node("Gemm", ["x", "w", "b"], ["g"])]
     if batchnorm:
-        for name in ("scale", "offset", "mean", "variance"):
-            constants.append(onnx.numpy_helper.from_array(draw.random(SIDE, dtype=np.float32) + 0.5, name))
+        names = ("scale", "offset", "mean", "variance")
+        constants += [onnx.numpy_helper.from_array(draw.random(SIDE, dtype=np.float32) + 0.5, name) for name in names]
         nodes.append(onnx.helper.make_node("BatchNormalization", ["g", "scale", "offset", "mean", "variance"], ["n"]))
     nodes += [
         onnx.helper.make_node("Constant", [], ["last"], value=last),

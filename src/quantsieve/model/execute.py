@@ -11,7 +11,9 @@ are kept as OrtValues and copied where an array leaves this module.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from tempfile import TemporaryFile
 from types import MappingProxyType
+from typing import IO
 
 import numpy as np
 import onnx
@@ -25,6 +27,7 @@ from quantsieve.model.graph import Graph, node_inputs
 from quantsieve.model.units import Layer, Structure
 
 Values = dict[str, OrtValue]
+_PAGE = 4096  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +51,49 @@ _ARRAY_TYPES = {
 }  # what onnxruntime hands over as numpy arrays without a copy
 
 
-class Piece:
-    """A part of the graph as a session: all its reads as inputs, apart from the constants that it holds."""
+class Shelf:
+    """Keeps arrays in memory up to `room` bytes, and those that come later in an unnamed file, as maps of it."""
 
-    def __init__(self, name: str, model: onnx.ModelProto, options: onnxruntime.SessionOptions):
+    def __init__(self, room: int):
+        self._left = room
+        self._file: IO[bytes] | None = None
+
+    def put(self, array: np.ndarray) -> np.ndarray:
+        """The array, or what stands for it and must not be changed."""
+        if array.nbytes <= self._left or array.nbytes < _PAGE or array.dtype.hasobject:
+            self._left -= array.nbytes
+            return array
+        if self._file is None:
+            self._file = TemporaryFile(prefix="quantsieve-")  # noqa: SIM115 - its maps outlive the shelf
+        start = -(-self._file.tell() // _PAGE) * _PAGE
+        self._file.seek(start)
+        array.tofile(self._file)
+        return np.memmap(self._file, array.dtype, "r", start, array.shape)
+
+    def put_value(self, value: OrtValue) -> OrtValue:
+        """As `put`; a view of the value's array dies with the value, so what stays is the value."""
+        if not value.is_tensor() or "string" in value.data_type():
+            return value
+        array = value.numpy()
+        kept = self.put(array)
+        return value if kept is array else OrtValue.ortvalue_from_numpy(kept)
+
+
+class Piece:
+    """A part of the graph as a session: all its reads as inputs, apart from the constants that it holds.
+
+    given: inputs of the session that are fed with the same arrays in every run; they count as no inputs of the piece.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: onnx.ModelProto,
+        options: onnxruntime.SessionOptions,
+        given: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ):
         self.name = name
+        self._given = {name: OrtValue.ortvalue_from_numpy(array) for name, array in given.items()}
         try:
             self.session = onnxruntime.InferenceSession(
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -63,13 +104,13 @@ class Piece:
                 f"{name}, which it refuses: {str(error).strip().splitlines()[0][:300]}",
                 "Report this model; `evaluate` and `quantize --plan` work without the layer-wise run.",
             ) from error
-        self.inputs = tuple(value.name for value in self.session.get_inputs())
+        self.inputs = tuple(value.name for value in self.session.get_inputs() if value.name not in given)
         self.outputs = tuple(value.name for value in self.session.get_outputs())
         self._are_arrays = all(value.type in _ARRAY_TYPES for value in self.session.get_outputs())
 
     def run(self, values: Mapping[str, OrtValue]) -> Values:
         """What the piece makes from its inputs, which are among `values`."""
-        feeds = {name: values[name] for name in self.inputs}
+        feeds = {name: values[name] for name in self.inputs} | self._given
         if not self._are_arrays:
             return dict(zip(self.outputs, self.session.run_with_ort_values(self.outputs, feeds), strict=True))
         # `run` costs 3 us a call where `run_with_ort_values` costs 45 (onnxruntime 1.32); neither copies.
@@ -78,18 +119,36 @@ class Piece:
 
     def arrays(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """As `run`, on arrays; `values` holds the inputs and nothing else."""
-        return dict(zip(self.outputs, self.session.run(self.outputs, values), strict=True))
+        feeds = {**values, **self._given} if self._given else values
+        return dict(zip(self.outputs, self.session.run(self.outputs, feeds), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a run may hold in memory.
+
+    is_lean: large weights are read from the model's file in every run instead of being held in the layout that the
+    kernels want, which takes next to no memory and up to twice the time. values: bytes of the kept values of one
+    batch, beyond which they go to a file. keeps_integers: whether integers of layers are kept from batch to batch.
+    """
+
+    is_lean: bool = False
+    values: int = 1 << 62
+    keeps_integers: bool = True
+
+
+AMPLE = Room()
 
 
 class Executor:
     """The pieces of one model. Thread-safe: sessions are, and a run holds its values itself."""
 
-    def __init__(self, graph: Graph, structure: Structure):
+    def __init__(self, graph: Graph, structure: Structure, room: Room = AMPLE):
+        self.room = room
         self.graph = graph
         self.structure = structure
         self._owner = {name: layer for layer in structure.layers for name in layer.nodes}
         self.types = _value_types(graph)
-        self._options = piece_options()
         self._order: list[tuple[str, tuple[str, ...], Layer | None]] = []
         for node in graph.nodes:
             layer = self._owner.get(node.name or "")
@@ -109,8 +168,10 @@ class Executor:
     def forward(self, feeds: Mapping[str, np.ndarray], keep: Callable[[str], bool] | None = None) -> Values:
         """Float values by name: all of them, or those that `keep` says yes to and the graph's outputs."""
         values = self.feed_values(feeds)
+        shelf = Shelf(self.room.values)
         for index, piece in enumerate(self._pieces):
-            values.update(piece.run(values))
+            made = piece.run(values)
+            values.update(made if keep is not None else {name: shelf.put_value(value) for name, value in made.items()})
             if keep is not None:
                 self._drop(values, index, keep)
         return values
@@ -248,26 +309,24 @@ class Executor:
             for read in node_inputs(self.graph.by_name.get(node.name) or _missing(node.name))
             if read in node.input or node.attribute
         )
-        inputs, constants = {}, []
+        inputs: dict[str, onnx.TypeProto] = {}
+        held: dict[str, ir.TensorProtocol] = {}
+        given: dict[str, np.ndarray] = {}
         for read in reads:
             if read in made:
                 continue
-            if self.graph.is_constant(read) and read not in free:
-                constants.append(self._constant_proto(read))
-            else:
+            constant = None if read in free else self.graph.tensor(read)
+            if constant is None:
                 inputs[read] = self.types[read]
+            elif self.room.is_lean and constant.nbytes > aside.LARGE:
+                inputs[read], given[read] = self.types[read], constant.numpy()
+            else:
+                held[read] = constant
         opsets = tuple(self.graph.model.opset_imports.items())
+        options = piece_options()
+        constants = hold(held, options)
         model = make_model(nodes, inputs, outputs, constants, opsets, self.graph.model.ir_version)
-        return Piece(name, model, self._options)
-
-    def _constant_proto(self, name: str) -> onnx.TensorProto:
-        tensor = self.graph.model.graph.initializers[name].const_value
-        assert tensor is not None
-        if tensor.dtype == ir.DataType.STRING:
-            return onnx.numpy_helper.from_array(tensor.numpy(), name)
-        return onnx.TensorProto(
-            name=name, data_type=int(tensor.dtype), dims=tensor.shape.numpy(), raw_data=tensor.tobytes()
-        )
+        return Piece(name, model, options, given)
 
     # --- memory -----------------------------------------------------------------------------------------------
 
@@ -285,12 +344,40 @@ class Executor:
 
     def bytes_per_sample(self, feeds: Mapping[str, np.ndarray]) -> int:
         """Bytes of all values of one run; `feeds` holds one sample."""
-        return sum(_num_bytes(value) for value in self.forward(feeds).values())
+        values = self.feed_values(feeds)
+        total = sum(map(_num_bytes, values.values()))
+        for index, piece in enumerate(self._pieces):
+            made = piece.run(values)
+            total += sum(map(_num_bytes, made.values()))
+            values.update(made)
+            self._drop(values, index, lambda name: False)
+        return total
 
     def _drop(self, values: Values, index: int, keep: Callable[[str], bool]) -> None:
         for name in self._last_use[index]:
             if name in values and not keep(name):
                 del values[name]
+
+
+def hold(constants: Mapping[str, ir.TensorProtocol], options: onnxruntime.SessionOptions) -> list[onnx.TensorProto]:
+    """Initializers for a session with `options`; the bytes of large ones go to it directly, not through the model."""
+    protos, large = [], {}
+    for name, tensor in constants.items():
+        if tensor.dtype == ir.DataType.STRING:
+            protos.append(onnx.numpy_helper.from_array(tensor.numpy(), name))
+            continue
+        proto = onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=tensor.shape.numpy())
+        if tensor.nbytes > aside.LARGE and tensor.dtype == ir.DataType.FLOAT:
+            proto.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in (("location", "memory"), ("offset", "0"), ("length", str(tensor.nbytes))):
+                proto.external_data.add(key=key, value=value)
+            large[name] = OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.numpy()))
+        else:
+            proto.raw_data = tensor.tobytes()
+        protos.append(proto)
+    if large:
+        options.add_external_initializers(list(large), list(large.values()))
+    return protos
 
 
 def make_model(

@@ -66,12 +66,15 @@ class Graph:
     def is_constant(self, name: str) -> bool:
         return name in self.model.graph.initializers
 
+    def tensor(self, name: str) -> ir.TensorProtocol | None:
+        """The initializer of that name, whose numbers may lie in a file; None when there is none."""
+        value = self.model.graph.initializers.get(name)
+        return None if value is None else value.const_value
+
     def constant(self, name: str) -> np.ndarray | None:
         """The initializer of that name as an array (possibly a memory map), None when there is none."""
-        value = self.model.graph.initializers.get(name)
-        if value is None or value.const_value is None:
-            return None
-        return np.asarray(value.const_value.numpy())
+        tensor = self.tensor(name)
+        return None if tensor is None else np.asarray(tensor.numpy())
 
     def value(self, name: str) -> ir.Value | None:
         node = self.producers.get(name)

@@ -24,6 +24,7 @@ from quantsieve.model.units import VERSION as UNITS_VERSION
 from quantsieve.model.units import Structure, find_structure
 from quantsieve.plan import Options, find_options
 from quantsieve.run.keys import array_key, content_key, model_key
+from quantsieve.run.memory import Memory, default_limit
 from quantsieve.run.progress import Progress, Step
 from quantsieve.run.spec import Settings
 from quantsieve.run.store import Store
@@ -37,11 +38,8 @@ from quantsieve.targets.base import Target
 Fact = TypeVar("Fact")
 Feeds = dict[str, np.ndarray]
 
-CACHE_BYTES = 1 << 30  # decoded samples kept in memory
 BATCH = 64  # most samples of one batch of the layer-wise run
-BATCH_BYTES = 256 << 20  # activations of it
 CORRECTION_SAMPLES = 64  # most calibration samples that a bias is corrected on
-CORRECTION_BYTES = 768 << 20  # live activations of them
 CHECK_SAMPLES = 2  # on which every step of prepare is compared
 
 
@@ -87,6 +85,7 @@ class Line:
     target: Target
     workers: int
     progress: Progress
+    memory: Memory = field(default_factory=lambda: Memory(default_limit()))
     notes: list[str] = field(default_factory=list)
     is_over: Callable[[], bool] = lambda: False  # asked between batches; then TimeUp is raised
     # Asked of the prices after racing.LOOKS samples whether they suffice; None: all scan samples are priced.
@@ -123,12 +122,12 @@ class Line:
 
     @cached_property
     def samples(self) -> Samples:
-        return Cached(self.sources.samples, CACHE_BYTES)
+        return Cached(self.sources.samples, self.memory.samples)
 
     @cached_property
     def calibration_samples(self) -> Samples:
         own = self.sources.calibration
-        return self.samples if own is None else Cached(own, CACHE_BYTES // 4)
+        return self.samples if own is None else Cached(own, self.memory.samples // 4)
 
     @cached_property
     def split(self) -> Split:
@@ -186,7 +185,8 @@ class Line:
 
     @cached_property
     def executor(self) -> Executor:
-        return Executor(self.graph, self.structure)
+        weights = sum(layer.weight_bytes for layer in self.structure.layers)
+        return Executor(self.graph, self.structure, self.memory.room(weights, len(self.schemes)))
 
     @cached_property
     def is_batched(self) -> bool:
@@ -217,13 +217,13 @@ class Line:
     @cached_property
     def batch(self) -> int:
         """Samples a batch of the layer-wise run."""
-        return int(np.clip(BATCH_BYTES // self._sample_bytes, 1, BATCH)) if self.is_batched else 1
+        return int(np.clip(self.memory.batch // self._sample_bytes, 1, BATCH)) if self.is_batched else 1
 
     @cached_property
     def correction_batches(self) -> list[Feeds]:
         """Feeds of the calibration samples on which biases are corrected."""
         live = max(1, self._sample_bytes // 8)  # of all values, few are live at once
-        count = int(np.clip(CORRECTION_BYTES // live, 1, CORRECTION_SAMPLES))
+        count = int(np.clip(self.memory.correction // live, 1, CORRECTION_SAMPLES))
         indices = self.split.calibration[:count]
         return [feeds for _, feeds in batches(self.calibration_samples, indices, self.batch)]
 

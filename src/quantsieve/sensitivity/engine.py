@@ -122,7 +122,9 @@ def refusal(executor: Executor) -> str | None:
 def kept_integers(
     executor: Executor, layer: Layer, scheme: Scheme, calibration: Calibration, corrections: Corrections
 ) -> QuantizedLayer:
-    """`integers` of a layer whose executor has an engine, kept for the next batch (a byte a weight and scheme)."""
+    """`integers` of a layer whose executor has an engine, kept where there is room (a byte a weight and scheme)."""
+    if not executor.room.keeps_integers:
+        return integers(executor.graph, layer, scheme, calibration, corrections)
     kept = _kept[executor]
     facts = (calibration, corrections, scheme.version)
     key = (layer.name, scheme.name)
@@ -152,7 +154,7 @@ def _open_suffixes(executor: Executor, feeds: Mapping[str, np.ndarray]) -> Suffi
     with TemporaryDirectory(prefix="quantsieve-") as folder:
         try:
             saved = save(graph, Path(folder))
-            suffixes = Suffixes(optimize(saved, graph, structure, executor.types), graph, structure)
+            suffixes = Suffixes(optimize(saved, graph, structure, executor.types), graph, structure, executor.room)
             check(suffixes, saved, graph, structure, feeds)
         except Refused:
             raise
