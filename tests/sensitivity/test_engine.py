@@ -194,8 +194,8 @@ def assert_near(got, wanted):
         assert np.median(gap) <= TOLERANCE * spread and gap.mean() <= 1e-3 * spread, name
 
 
-def rounded_model(proto, root):
-    """Every reader of `root`, in subgraphs too, and the graph's output of that name read it rounded by `STEP`."""
+def rounded_model(proto, root, affine=STEP):
+    """Every reader of `root`, in subgraphs too, and the graph's output of that name read it rounded."""
     back, step = f"{root}/back", f"{root}/step"
 
     def rename(graph):
@@ -209,8 +209,8 @@ def rounded_model(proto, root):
     at = next((i + 1 for i, found in enumerate(proto.graph.node) if root in found.output), 0)
     proto.graph.node.insert(at, node("DequantizeLinear", [f"{step}_q", f"{step}_s", f"{step}_z"], [back], name=back))
     proto.graph.node.insert(at, node("QuantizeLinear", [root, f"{step}_s", f"{step}_z"], [f"{step}_q"], name=step))
-    proto.graph.initializer.append(numpy_helper.from_array(STEP.scale, f"{step}_s"))
-    proto.graph.initializer.append(numpy_helper.from_array(np.uint8(STEP.zero_point), f"{step}_z"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.float32(affine.scale), f"{step}_s"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.uint8(affine.zero_point), f"{step}_z"))
     for output in proto.graph.output:
         output.name = back if output.name == root else output.name
     return proto
