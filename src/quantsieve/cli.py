@@ -134,8 +134,7 @@ def inspect(model: str, output: opt.Output) -> None:
 @opt.source_options
 @opt.image_options
 @opt.schemes_option
-@opt.mode_option
-@opt.race_option
+@opt.scoring_options
 @opt.workers_option
 @opt.writing_options
 @opt.output_options
@@ -145,8 +144,7 @@ def scan(
     source: opt.Source,
     images: opt.Images,
     schemes: tuple[str, ...],
-    mode: str,
-    samples: int | None,
+    scoring: opt.Scoring,
     workers: int,
     writing: opt.Writing,
     output: opt.Output,
@@ -166,8 +164,12 @@ def scan(
             class_names=_class_names(images),
             schemes=schemes,
             seed=source.seed,
-            mode=mode,
-            samples=samples,
+            mode=scoring.mode,
+            metric=scoring.metric,
+            per_output=scoring.per_output,
+            per_channel=scoring.per_channel,
+            combined_weights=scoring.combined_weights,
+            samples=scoring.samples,
             workers=workers,
             weight_type=writing.weight_type,
             bias_correction=writing.bias_correction,

@@ -250,6 +250,30 @@ class Executor:
             self._drop(dirty, index, lambda name: False)
         return {name: dirty[name] if name in dirty else base[name] for name in self.graph.output_names}
 
+    def after_sources(
+        self,
+        base: Mapping[str, OrtValue],
+        rounded: Mapping[str, Affine],
+        layer: Layer | None = None,
+        weights: tuple[np.ndarray, np.ndarray | None] | None = None,
+    ) -> Values:
+        """Outputs of the graph when tensors are rounded, each as the changes before it leave it, and one layer has
+        other weights; runs only what the changes reach. rounded: by root; weights: of `layer`."""
+        given = [root for root in rounded if root not in self.graph.producers]
+        dirty = {root: self.round(base[root], rounded[root]) for root in given}
+        for index, piece in enumerate(self._pieces):
+            step = self._order[index][2]
+            own = weights if layer is not None and step is not None and step.name == layer.name else None
+            made = {name: base[name] for name in piece.outputs if name in rounded}
+            if own is not None or any(name in dirty for name in piece.inputs):
+                seen = {name: dirty[name] if name in dirty else base[name] for name in self.reads(index)}
+                made = self.made(index, seen, own)
+            dirty.update(
+                {name: self.round(found, rounded[name]) if name in rounded else found for name, found in made.items()}
+            )
+            self._drop(dirty, index, lambda name: False)
+        return {name: dirty[name] if name in dirty else base[name] for name in self.graph.output_names}
+
     def round(self, value: OrtValue, affine: Affine) -> OrtValue:
         """The value quantized and dequantized (onnxruntime's own QuantizeLinear and DequantizeLinear)."""
         return OrtValue.ortvalue_from_numpy(self.rounded(value.numpy(), affine))

@@ -96,7 +96,7 @@ class Suffixes:
         self._ends = self._find_ends()
         self._sessions: dict[tuple[int, int, bool], _Session] = {}
         self._shared: dict[bytes, Piece] = {}
-        self._plans: dict[frozenset[str], tuple[_Run, ...]] = {}
+        self._plans: dict[tuple[frozenset[str], int], tuple[_Run, ...]] = {}
         self._lock = Lock()
 
     # --- running ----------------------------------------------------------------------------------------------
@@ -135,10 +135,13 @@ class Suffixes:
         found = self.swapped(layer, weight, bias)
         return self.after(base, {} if found is None else self.region(found[0], base, found[1]))
 
-    def after(self, base: Mapping[str, np.ndarray], changed: Values) -> Values:
-        """Outputs of the graph when some values are replaced; runs what the change reaches. Empties `changed`."""
+    def after(self, base: Mapping[str, np.ndarray], changed: Values, start: int = 0) -> Values:
+        """Outputs of the graph when some values are replaced; runs what the change reaches. Empties `changed`.
+
+        start: the first region that may run; what those before it make of the change is in `changed` already.
+        """
         values = ChainMap(changed, base)  # type: ignore[arg-type]
-        for run in self._plan(frozenset(changed)):
+        for run in self._plan(frozenset(changed), start):
             changed.update(self._session(run.first, run.last).run(values))
             for name in run.drops:
                 changed.pop(name, None)
@@ -146,17 +149,18 @@ class Suffixes:
 
     # --- what to run ------------------------------------------------------------------------------------------
 
-    def _plan(self, changed: frozenset[str]) -> tuple[_Run, ...]:
-        plan = self._plans.get(changed)
+    def _plan(self, changed: frozenset[str], start: int = 0) -> tuple[_Run, ...]:
+        plan = self._plans.get((changed, start))
         if plan is None:
-            plan = self._plans.setdefault(changed, self._make_plan(changed))
+            plan = self._plans.setdefault((changed, start), self._make_plan(changed, start))
         return plan
 
-    def _make_plan(self, changed: frozenset[str]) -> tuple[_Run, ...]:
+    def _make_plan(self, changed: frozenset[str], start: int = 0) -> tuple[_Run, ...]:
         reached = 0
         for name in changed:
             for reader in self._readers.get(name, ()):
                 reached |= self._reached[reader]
+        reached &= -1 << start
         runs: list[_Run] = []
         # A session must not start before what is reached first: it would make the changed values themselves anew.
         index, count = (reached & -reached).bit_length() - 1, len(self._regions)
