@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 from onnx import helper
 
@@ -72,7 +71,7 @@ def test_the_mean_output_of_each_corrected_layer_is_the_float_models(
 
 
 def _proto(parts: Ingredients, plan: Plan) -> onnx.ModelProto:
-    return ir.to_proto(write_plan(parts, plan))
+    return write_plan(parts, plan)
 
 
 def test_it_lowers_the_error_of_a_fully_quantized_network_on_other_samples() -> None:

@@ -41,7 +41,7 @@ def kit(request: pytest.FixtureRequest) -> Kit:
 
 @pytest.fixture
 def no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing._Writer, "_guard", lambda self, value, name: value)
+    monkeypatch.setattr(writing._Writer, "_is_guarded", lambda self, root: False)
 
 
 def constants(path: Path) -> dict[str, np.ndarray]:
@@ -169,7 +169,7 @@ def test_without_its_guard_a_float_layer_is_quantized_at_load(tmp_path: Path, ne
 
 def unguarded(folder: Path, kit: Kit, plan: Plan) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writing._Writer, "_guard", lambda self, value, name: value)
+        patch.setattr(writing._Writer, "_is_guarded", lambda self, root: False)
         return planned.save_plan(folder, kit, plan, exact_type(), "unguarded.onnx")
 
 
@@ -288,10 +288,10 @@ def test_predicted_bytes_are_those_of_the_file(share: float, scheme: str) -> Non
     draw = np.random.default_rng(int(10 * share))
     plan = kit.plan(*(name for name in kit.options.schemes if draw.random() <= share), scheme=scheme)
     parts = kit.parts()
-    empty = ir.to_proto(writing.write_plan(parts, writing.FLOAT_PLAN)).ByteSize()
+    empty = writing.write_plan(parts, writing.FLOAT_PLAN).ByteSize()
     costs = writing.count_bytes(parts, kit.options, empty)
     layers = sum(costs.layer_bytes[name][chosen] for name, chosen in plan.schemes.items())
     tensors = sum(costs.tensor_bytes[root] for root in place(kit.graph, kit.structure, plan).roots)
-    written = ir.to_proto(writing.write_plan(parts, plan)).ByteSize() - empty
+    written = writing.write_plan(parts, plan).ByteSize() - empty
     assert written < 0
     assert layers + tensors == pytest.approx(written, rel=0.03)

@@ -252,21 +252,12 @@ class Executor:
             if read in made:
                 continue
             if self.graph.is_constant(read) and read not in free:
-                constants.append(self._constant_proto(read))
+                constants.append(self.graph.constant_proto(read))
             else:
                 inputs[read] = self.types[read]
         opsets = tuple(self.graph.model.opset_imports.items())
         model = make_model(nodes, inputs, outputs, constants, opsets, self.graph.model.ir_version)
         return Piece(name, model, self._options)
-
-    def _constant_proto(self, name: str) -> onnx.TensorProto:
-        tensor = self.graph.model.graph.initializers[name].const_value
-        assert tensor is not None
-        if tensor.dtype == ir.DataType.STRING:
-            return onnx.numpy_helper.from_array(tensor.numpy(), name)
-        return onnx.TensorProto(
-            name=name, data_type=int(tensor.dtype), dims=tensor.shape.numpy(), raw_data=tensor.tobytes()
-        )
 
     # --- memory -----------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 
@@ -72,6 +73,31 @@ class Graph:
         if value is None or value.const_value is None:
             return None
         return np.asarray(value.const_value.numpy())
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Names of all initializers, in the order of the file."""
+        return tuple(self.model.graph.initializers)
+
+    def constant_proto(self, name: str) -> onnx.TensorProto:
+        """The initializer of that name."""
+        tensor = self.model.graph.initializers[name].const_value
+        assert tensor is not None
+        if tensor.dtype == ir.DataType.STRING:
+            return onnx.numpy_helper.from_array(tensor.numpy(), name)
+        return onnx.TensorProto(
+            name=name, data_type=int(tensor.dtype), dims=tensor.shape.numpy(), raw_data=tensor.tobytes()
+        )
+
+    @cached_property
+    def skeleton(self) -> onnx.ModelProto:
+        """The model without initializers and without shapes of values in between: they cost bytes, and every runtime
+        infers them. Not to be changed."""
+        model = ir.to_proto(self.model)
+        del model.graph.initializer[:], model.graph.value_info[:]
+        found = onnx.ModelProto()
+        found.CopyFrom(model)  # what was deleted keeps its memory as long as the message
+        return found
 
     def value(self, name: str) -> ir.Value | None:
         node = self.producers.get(name)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import onnx_ir as ir
 
 from quantsieve import evaluation, repair, writing
 from quantsieve.data import batches
@@ -191,7 +190,7 @@ class Trials:
             simulated = self._simulate(Simulation(line.executor, parts, plan))
         else:
             simulated = np.zeros(0)
-        content = ir.to_proto(writing.write_plan(parts, plan)).SerializeToString()
+        content = writing.write_plan(parts, plan).SerializeToString()
         line.store.save_file(path, content)
         document = {"schema": 1, "id": plan.id, "layers": dict(plan.schemes), "repairs": list(plan.repairs)}
         line.store.save_file(path.with_name("plan.json"), json.dumps(document, indent=1).encode())
