@@ -1,9 +1,9 @@
 """The child process of `isolation`: holds one target, answers on a pipe of its own, never outlives its
 parent.
 
-Started as `python -m quantsieve.targets._worker FD PARENT`. A request is (released session ids, method,
-arguments), an answer is (True, value) or (False, failure). stdout and stderr belong to the libraries; nothing
-of ours is sent there.
+Started as `python -m quantsieve.targets._worker PIPE SHARED PARENT` with two descriptors. A request is (released
+session ids, method, arguments), an answer is (True, value) or (False, failure). stdout and stderr belong to the
+libraries; nothing of ours is sent there.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from quantsieve.targets._shared import PICKLE_PROTOCOL, SharedArrays
 from quantsieve.targets.base import FailureKind, Feeds, Predict, Target, TargetFailure
 
-PICKLE_PROTOCOL = 5
 _PR_SET_PDEATHSIG = 1
 _MEMORY_WORDS = ("cannot allocate memory", "bad_alloc", "failed to map segment")
 
@@ -51,16 +51,17 @@ class _Sessions:
         return (own.get(method) or getattr(self._target, method))(*arguments)
 
 
-def main(descriptor: int, parent: int) -> None:
+def main(descriptor: int, shared_descriptor: int, parent: int) -> None:
     """Serve until the pipe ends. The first message is (pickled target, bytes of address space or None)."""
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.set_inheritable(descriptor, False)
-    pipe = Connection(descriptor)
+    for number in (descriptor, shared_descriptor):
+        os.set_inheritable(number, False)
+    pipe, shared = Connection(descriptor), SharedArrays(shared_descriptor)
     try:
-        sessions = _start(pipe)
+        sessions = _start(pipe, shared)
         while sessions is not None:
-            released, method, arguments = pickle.loads(pipe.recv_bytes())
+            released, method, arguments = _request(pipe, shared)
             sessions.release(released)
             _send(pipe, _answer(sessions, method, arguments), method)
             del arguments
@@ -76,8 +77,12 @@ def _die_with(parent: int) -> None:
         sys.exit(1)
 
 
-def _start(pipe: Connection) -> _Sessions | None:
-    pickled, memory_bytes = pickle.loads(pipe.recv_bytes())
+def _request(pipe: Connection, shared: SharedArrays) -> Any:
+    return shared.loads(pipe.recv_bytes())
+
+
+def _start(pipe: Connection, shared: SharedArrays) -> _Sessions | None:
+    pickled, memory_bytes = _request(pipe, shared)
     try:
         if memory_bytes is not None:
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
@@ -127,4 +132,4 @@ def _send(pipe: Connection, answer: tuple[bool, object], stage: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))
