@@ -32,11 +32,11 @@ from quantsieve.weights import NO_CORRECTIONS, Ingredients
 
 VERSION = 4
 KILLED = "SIGKILL"  # nothing in a model sends it: somebody outside did
-EVALUATION_BYTES = 16 << 20  # of inputs sent to the target in one batch
+EVALUATION_BYTES = 4 << 20  # of inputs of one batch on the target, which runs as many at a time as it has threads
 SEARCH_SAMPLES = 256  # most that a candidate is measured on: a squared error needs no more to tell plans apart
 KEPT_BYTES = 192 << 20  # of walks over plans, on calibration and on scan samples each
 PRECISION = 0.02  # of a median latency, at which timing ends
-EVALUATION_BATCH = 128  # most samples of it
+EVALUATION_BATCH = 32  # most samples of it; with 128 small models' activations leave the processor's caches
 
 Answer = TypeVar("Answer")
 

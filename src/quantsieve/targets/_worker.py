@@ -14,13 +14,13 @@ import pickle
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from quantsieve.targets._shared import PICKLE_PROTOCOL, SharedArrays
-from quantsieve.targets.base import FailureKind, Feeds, Predict, Target, TargetFailure
+from quantsieve.targets.base import FailureKind, Feeds, Predict, Target, TargetFailure, predict_each
 
 _PR_SET_PDEATHSIG = 1
 _MEMORY_WORDS = ("cannot allocate memory", "bad_alloc", "failed to map segment")
@@ -43,8 +43,8 @@ class _Sessions:
         self._loaded[self._next_id] = self._target.load(path)
         return self._next_id
 
-    def run(self, session_id: int, feeds: Feeds) -> dict[str, Any]:
-        return self._loaded[session_id](feeds)
+    def run(self, session_id: int, feeds: Sequence[Feeds]) -> list[dict[str, Any]]:
+        return predict_each(self._loaded[session_id], feeds)
 
     def answer(self, method: str, arguments: tuple[Any, ...]) -> object:
         own: dict[str, Callable[..., object]] = {"load": self.load, "run": self.run}
