@@ -296,7 +296,7 @@ class Line:
 
     @cached_property
     def costs(self) -> Costs:
-        empty = ir.to_proto(writing.write_plan(self.parts(), writing.FLOAT_PLAN)).ByteSize()
+        empty = writing.write_plan(self.parts(), writing.FLOAT_PLAN).ByteSize()
         return writing.count_bytes(self.parts(), self.options, empty)
 
     @cached_property
