@@ -1,5 +1,7 @@
 """A scan of one line: its prices as ranked layers, with what the layers are in the user's own file."""
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
 from quantsieve.data import batches
@@ -10,9 +12,10 @@ from quantsieve.run.line import Line
 from quantsieve.run.progress import Step
 from quantsieve.search.prices import forced_tensors
 from quantsieve.sensitivity import rescue
-from quantsieve.sensitivity.blocks import find_blocks
+from quantsieve.sensitivity.engine import refusal
 from quantsieve.sensitivity.local import TensorRow, rows, tensor_errors
 from quantsieve.sensitivity.origin import original_nodes
+from quantsieve.sensitivity.places import find_places
 from quantsieve.sensitivity.racing import is_settled
 from quantsieve.sensitivity.ranking import Choice, Refused, Score, rank, rank_gains, sums_of
 from quantsieve.sensitivity.scan_document import METRICS, ScanResult
@@ -51,8 +54,24 @@ def scan_line(line: Line, is_race: bool = False, mode: str = "alone") -> ScanRes
         refused=tuple(
             Refused(x.name, x.op_type, refusals[x.name]) for x in line.structure.layers if x.name in refusals
         ),
-        notes=(*line.prepared.notes, *line.sources.notes(), *dict.fromkeys(line.notes)),
-    )
+        notes=(
+            *line.prepared.notes, *line.sources.notes(), *dict.fromkeys(line.notes), *_scan_notes(line, layers),
+        ),
+    )  # fmt: skip
+
+
+def _scan_notes(line: Line, layers: Sequence[Score]) -> Iterator[str]:
+    """Why the scan was slow, and which layers it could not see."""
+    reason = refusal(line.executor)
+    if reason is not None:
+        yield f"the scan ran layer by layer, which takes longer and gives the same scores: {reason}"
+    unmoved = list(dict.fromkeys(score.layer for score in layers if score.high == 0))
+    if unmoved:
+        names = ", ".join(unmoved[:5]) + (f" and {len(unmoved) - 5} more" if len(unmoved) > 5 else "")
+        yield (
+            f"on these samples quantizing alone moved no float output, so the score is 0, for {names}; "
+            "outputs of other types are not compared"
+        )
 
 
 def _gains(line: Line) -> dict[tuple[str, str], np.ndarray]:
@@ -80,11 +99,11 @@ def _tensors(line: Line, count: int) -> tuple[TensorRow, ...]:
 
 
 def _choices(line: Line) -> list[Choice]:
-    blocks = find_blocks(line.graph, line.structure)
-    nodes = original_nodes(Graph(line.original), line.structure.layers, dict(line.prepared.given_names))
+    places = find_places(line.graph, line.structure)
+    nodes = original_nodes(Graph(line.original), line.graph, line.structure.layers, dict(line.prepared.given_names))
     allowed = line.options.schemes
     return [
-        Choice(layer, allowed[layer.name], forced_tensors(line.graph, layer), nodes[layer.name], blocks.get(layer.name))
+        Choice(layer, allowed[layer.name], forced_tensors(line.graph, layer), nodes[layer.name], places[layer.name])
         for layer in line.structure.quantizable
         if layer.name in allowed
     ]

@@ -14,6 +14,7 @@ import numpy as np
 
 from quantsieve.model.units import Layer
 from quantsieve.sensitivity.interval import half_width
+from quantsieve.sensitivity.places import Place
 from quantsieve.sensitivity.suffix import Prices
 
 
@@ -38,6 +39,8 @@ class Score:
     weights_corrected: float  # of it, what a corrected bias leaves
     tensors: Mapping[str, float]  # parts of the activations, by root
     keep_float: bool = False
+    stage: str | None = None  # around the block: blocks of one resolution, or a head
+    half: str | None = None  # within the block: attention or MLP
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class Choice:
     schemes: tuple[str, ...]
     forced: tuple[str, ...]
     nodes: tuple[str, ...]
-    block: str | None
+    place: Place
 
 
 def rank(choices: Sequence[Choice], prices: Prices, form: str) -> tuple[Score, ...]:
@@ -102,7 +105,9 @@ def _score(choice: Choice, scheme: str, sums: np.ndarray) -> Score:
         scheme=scheme,
         op_type=choice.layer.op_type,
         nodes=choice.nodes,
-        block=choice.block,
+        stage=choice.place.stage,
+        block=choice.place.block,
+        half=choice.place.half,
         params=choice.layer.num_params,
         bytes=choice.layer.weight_bytes,
         macs=choice.layer.macs,
