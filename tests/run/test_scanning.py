@@ -20,7 +20,7 @@ def test_a_scan_that_ran_layer_by_layer_says_why(small_model, small_data, tmp_pa
     monkeypatch.setattr(engine, "optimize", refuse)
     slow = api.scan(small_model, small_data, samples=2)
     assert [note for note in slow.notes if "layer by layer" in note and "a reason of this test" in note]
-    api.tune(small_model, small_data, tmp_path / "run", samples=2, max_trials=1)
+    api.tune(small_model, small_data, tmp_path / "run", samples=2, max_trials=2)
     events = Store.read(tmp_path / "run").events()
     assert [event.fields["reason"] for event in events if event.kind == "scan"] == ["a reason of this test"]
 
