@@ -132,8 +132,10 @@ def test_a_cut_through_a_tie_of_the_scan_is_warned_of_however_far_the_scores_lie
 
 
 def test_equal_scores_that_the_scan_tells_apart_are_near_and_no_tie():
-    rows = [score("a", 2.0, tie=False), score("b", 2.0, tie=False), score("c", 1.0)]
-    found = pick_layers(scan(rows), Rule(threshold=0.0, max_layers=1), None, {})
+    """Whichever row comes first: the row of another scheme puts b before a."""
+    rows = [score("b", 5.0, "int8-channel"), *(score(name, 2.0, tie=False) for name in ("a", "b"))]
+    found = pick_layers(scan(rows, ("int8", "int8-channel")), Rule(threshold=0.0, max_layers=1), None, {})
+    assert found.layers == ("b",)
     assert found.cut is not None and (found.cut.is_near, found.cut.is_tie) == (True, False)
 
 

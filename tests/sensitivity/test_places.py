@@ -14,7 +14,7 @@ from quantsieve.model.graph import Graph
 from quantsieve.model.load import load_model
 from quantsieve.model.prepare import prepare
 from quantsieve.model.units import find_structure
-from quantsieve.sensitivity._halves import halves_by_word, whole
+from quantsieve.sensitivity._halves import halves_by_word, transformers, whole
 from quantsieve.sensitivity._names import blocks_by_name, stages_by_name
 from quantsieve.sensitivity._segments import blocks_by_graph, segments
 from quantsieve.sensitivity.places import find_places
@@ -172,12 +172,20 @@ def residual(path, name="Conv_{}"):
     return small_network.save_model(path, nodes, constants)
 
 
+def test_a_stage_of_one_block_is_none():
+    names = [f"/layer{s}/layer{s}.{b}/conv{i}" for s, b in ((1, 0), (1, 1), (2, 0)) for i in (1, 2)]
+    weighted = dict.fromkeys(names, True)
+    assert stages_by_name(weighted, blocks_by_name(weighted)) == dict.fromkeys(names[:4], "/layer1")
+
+
 def test_what_lies_between_two_nodes_on_every_path_is_a_block(tmp_path):
     graph, structure = opened(residual(tmp_path / "m.onnx"))
     first = dict.fromkeys(["Conv_1", "Conv_2", "Add_1"], "Conv_1 .. Add_1")
     second = dict.fromkeys(["Conv_3", "Conv_4", "Add_2"], "Conv_3 .. Add_2")
     assert blocks_by_graph(graph, structure) == first | second
-    assert {name: x.block for name, x in find_places(graph, structure).items() if x.block} == first | second
+    places = find_places(graph, structure)
+    assert {name: x.block for name, x in places.items() if x.block} == first | second
+    assert {x.stage for x in places.values()} == {None}  # both make one resolution: a stage would say nothing
 
 
 def test_names_win_where_they_say_something(tmp_path):
@@ -233,6 +241,47 @@ def test_halves_bear_the_name_of_their_block_where_names_tell_it(tmp_path, cross
     assert sum(map(len, halves.values())) == sum(map(len, members(path, "block").values()))
 
 
+def residual_sums(path, kinds):
+    """x [batch, 4, 8], then a part a kind: a residual sum behind a branch, or 'project', which has none."""
+    net = made_models.Network(made_models.numbers())
+    last = "x"
+    for kind in kinds:
+        inner = net.dense("first", last)
+        if kind == "project":
+            last = inner
+            continue
+        if kind in ("attention", "product"):
+            turned = net.op("Transpose", "turned", inner, perm=[0, 2, 1])
+            product = net.op("MatMul", "product", inner, turned)
+            inner = net.op("MatMul", "mix", product, inner) if kind == "attention" else net.dense("mix", product, 8, 4)
+        if kind != "adapter":
+            inner = net.dense("second", inner)
+        last = net.op("Add", "sum", last, inner)
+    return net.save(path, {"x": ["batch", 4, 8]}, {"y": net.dense("last", last)})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "count"),
+    [
+        (["attention", "mlp"], 1),
+        (["attention", "mlp", "mlp"], 1),
+        (["attention", "attention", "mlp"], 1),
+        (["attention", "mlp", "attention", "mlp"], 2),
+        (["product", "mlp"], 0),  # a single product is no attention
+        (["attention", "adapter"], 0),  # a single layer is no MLP
+        (["attention", "project", "mlp"], 0),
+        (["mlp", "mlp"], 0),
+    ],
+)
+def test_a_transformer_block_is_attention_and_the_two_layers_next_to_it(tmp_path, kinds, count):
+    graph, _ = opened(residual_sums(tmp_path / "m.onnx", kinds))
+    found = transformers(graph)
+    assert len(found) == count
+    for attention, mlp in found:
+        assert attention.isdisjoint(mlp) and max(attention) < min(mlp)
+        assert len(attention) % 8 == 0 and len(mlp) == 5  # dense is MatMul and Add; two products, a turn and the sum
+
+
 def test_words_tell_the_halves_where_the_graph_does_not():
     layers = ["l.0/attention/q", "l.0/attention/output", "l.0/norm", "l.0/intermediate/dense", "l.0/output/dense"]
     known = halves_by_word(layers)
@@ -275,17 +324,66 @@ def test_heads_are_what_works_for_one_kind_of_result(tmp_path, outputs, names):
         assert convs == {f"head/{kind}{part}" for i in range(3) for part in (f".{i}/conv", f"_preds.{i}")}
         assert sum("Sigmoid" in layer for layer in layers) == (3 if kind == "scores" else 0)
         assert not any(modules[layer].startswith(("neck", "backbone", "head/stems")) for layer in layers)
+    places = find_places(*opened(path)).values()
+    assert len({(place.block, place.stage) for place in places}) == len({place.block for place in places})
+
+
+def chain(net, name, source, count, inner=4):
+    """Convolutions in a row, the first of which halves height and width."""
+    for step in range(count):
+        source = net.conv(f"{name}.{step}", source, inner if not step else 4, 4, 2 if not step else 1)
+    return source
 
 
 def test_the_late_stages_of_a_backbone_with_several_outputs_are_no_heads(tmp_path):
     net = made_models.Network(by_module)
     features, last = {}, "x"
-    for stage in range(4):
-        for step in (0, 1):
-            last = net.conv(f"c{stage}{step}", last, 3 if not stage + step else 4, 4, 2 - step)
-        features[f"f{stage}"] = last
+    for stage, count in enumerate((9, 2, 2, 2)):
+        last = features[f"f{stage}"] = chain(net, f"s{stage}", last, count, 4 if stage else 3)
     path = net.save(tmp_path / "m.onnx", {"x": ["batch", 3, 32, 32]}, features)
-    assert members(path, "stage") == {}
+    assert not any(str(place).count("head/") for place in find_places(*opened(path)).values())
+
+
+def test_what_holds_most_of_a_network_is_no_head(tmp_path):
+    """An output for training leaves the network early; the rest of it is the network, and not a head."""
+    net = made_models.Network(by_module)
+    early = chain(net, "early", "x", 2, 3)
+    outputs = {"help": chain(net, "help", early, 2), "logits": chain(net, "late", early, 6)}
+    found = members(net.save(tmp_path / "m.onnx", {"x": ["batch", 3, 32, 32]}, outputs), "stage")
+    assert found == {"head/help": ["/help.0/Conv", "/help.1/Conv"]}
+
+
+def test_a_layer_behind_two_heads_is_in_neither_and_does_not_name_them(tmp_path):
+    """Boxes and classes of three levels lie in one tensor and are split again; boxes then pass one more convolution."""
+    net = made_models.Network(by_module)
+    stem = chain(net, "stem", "x", 3, 3)
+    levels = []
+    for level in range(3):
+        kinds = [
+            net.conv(f"{kind}.{level}.1", net.conv(f"{kind}.{level}.0", stem, 4, 4), 4, 4) for kind in ("cv2", "cv3")
+        ]
+        levels.append(net.op("Concat", f"level.{level}", *kinds, axis=1))
+    joined = net.op("Concat", "join", *levels, axis=3)
+    ends = (net.ints(0), net.ints(4), net.ints(4), net.ints(8), net.ints(1))
+    boxes = net.op("Slice", "boxes", joined, ends[0], ends[1], ends[4])
+    scores = net.op("Slice", "scores", joined, ends[2], ends[3], ends[4])
+    made = net.op("Concat", "all", net.conv("dfl", boxes, 4, 4), net.op("Sigmoid", "sigmoid", scores), axis=1)
+    found = members(net.save(tmp_path / "m.onnx", {"x": ["batch", 3, 8, 8]}, {"y": made}), "stage")
+    convs = {f"cv{i}": [f"/cv{i}.{level}.{step}/Conv" for level in range(3) for step in (0, 1)] for i in (2, 3)}
+    assert found == {"head/cv2": convs["cv2"], "head/cv3": convs["cv3"]}
+
+
+def test_what_reads_a_shape_alone_works_for_nothing(tmp_path):
+    """Each head's last tensor gets its shape from the other head: both would reach all results."""
+    net = made_models.Network(by_module)
+    stem = chain(net, "stem", "x", 4, 3)
+    boxes, scores = chain(net, "b", stem, 2), chain(net, "s", stem, 2)
+    outputs = {
+        name: net.op("Reshape", f"flat/{name}", value, net.op("Shape", f"shape/{name}", other))
+        for name, value, other in (("boxes", boxes, scores), ("scores", scores, boxes))
+    }
+    found = members(net.save(tmp_path / "m.onnx", {"x": ["batch", 3, 32, 32]}, outputs), "stage")
+    assert found == {"head/boxes": ["/b.0/Conv", "/b.1/Conv"], "head/scores": ["/s.0/Conv", "/s.1/Conv"]}
 
 
 def test_a_stage_is_what_makes_one_resolution(tmp_path):

@@ -55,17 +55,20 @@ def scan_line(line: Line, is_race: bool = False, mode: str = "alone") -> ScanRes
             Refused(x.name, x.op_type, refusals[x.name]) for x in line.structure.layers if x.name in refusals
         ),
         notes=(
-            *line.prepared.notes, *line.sources.notes(), *dict.fromkeys(line.notes), *_scan_notes(line, layers),
+            *line.prepared.notes,
+            *line.sources.notes(),
+            *dict.fromkeys(line.notes),
+            *_scan_notes(line, layers if mode == "alone" else ()),
         ),
-    )  # fmt: skip
+    )
 
 
 def _scan_notes(line: Line, layers: Sequence[Score]) -> Iterator[str]:
-    """Why the scan was slow, and which layers it could not see."""
+    """Why the scan was slow, and which layers, quantized alone, it could not see."""
     reason = refusal(line.executor)
     if reason is not None:
         yield f"the scan ran layer by layer, which takes longer and gives the same scores: {reason}"
-    unmoved = list(dict.fromkeys(score.layer for score in layers if score.high == 0))
+    unmoved = list(dict.fromkeys(score.layer for score in layers if score.value == 0))
     if unmoved:
         names = ", ".join(unmoved[:5]) + (f" and {len(unmoved) - 5} more" if len(unmoved) > 5 else "")
         yield (
@@ -100,10 +103,11 @@ def _tensors(line: Line, count: int) -> tuple[TensorRow, ...]:
 
 def _choices(line: Line) -> list[Choice]:
     places = find_places(line.graph, line.structure)
-    nodes = original_nodes(Graph(line.original), line.graph, line.structure.layers, dict(line.prepared.given_names))
+    layers, given = line.structure.quantizable, dict(line.prepared.given_names)
+    nodes = original_nodes(Graph(line.original), line.graph, layers, given)
     allowed = line.options.schemes
     return [
         Choice(layer, allowed[layer.name], forced_tensors(line.graph, layer), nodes[layer.name], places[layer.name])
-        for layer in line.structure.quantizable
+        for layer in layers
         if layer.name in allowed
     ]

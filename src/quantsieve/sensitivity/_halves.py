@@ -31,6 +31,8 @@ class _Residual:
 def transformers(graph: Graph) -> list[tuple[frozenset[int], frozenset[int]]]:
     """Positions of the nodes of both halves, attention and MLP, of each transformer block in graph order."""
     paths = Paths(graph)
+    if not any(map(paths.is_product, range(len(paths.nodes)))):  # each sum costs a walk over what it jumps over
+        return []
     found: list[tuple[frozenset[int], frozenset[int]]] = []
     attentions: list[_Residual] = []  # of the block that has no MLP yet
     adds: set[int] = set()  # of all attentions

@@ -28,14 +28,14 @@ def find_heads(graph: Graph, structure: Structure) -> dict[str, str]:
     mask = _results(graph, {layer: bit[label] for layer, label in kinds.items()})
     of_layer = {layer.name: mask[layer.nodes[0]] for layer in structure.layers}
     total = (1 << len(labels)) - 1
-    parts = {found for found in of_layer.values() if 0 < found < total}
+    weighted = [layer.name for layer in structure.layers if layer.weight is not None]
+    parts = {of_layer[name] for name in weighted if of_layer[name] < total}
     largest = [part for part in parts if not any(part != other and part | other == other for other in parts)]
     if len(largest) < 2:
         return {}
     shared = total
     for part in largest:
         shared &= part
-    weighted = [layer.name for layer in structure.layers if layer.weight is not None]
     heads = {}
     for part in largest:
         inside = {

@@ -22,8 +22,7 @@ class Paths:
         return name in self._active
 
     def _has_fixed_operand(self, index: int) -> bool:
-        active = [self.is_active(name) for name in self.reads[index][:2]]
-        return self.nodes[index].op_type in WEIGHTED and any(active) and not all(active)
+        return self.nodes[index].op_type in WEIGHTED and not all(map(self.is_active, self.reads[index][:2]))
 
     def is_product(self, index: int) -> bool:
         """Whether a node multiplies matrices of which none is fixed, or is an attention in one."""

@@ -43,8 +43,6 @@ def _between(graph: Graph, prepared: Graph, makers: Mapping[str, int], active: s
     known = {*makers, *(value.name for value in graph.inputs)}
     ends = _nearest(layer.inputs, known, lambda name: _reads_of(prepared, name))
     waiting, positions = list(_nearest([layer.output], known, lambda name: _made_from(prepared, name))), set()
-    if not ends:
-        return set()
     while waiting:
         name = waiting.pop()
         index = makers.get(name)

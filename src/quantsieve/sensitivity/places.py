@@ -39,8 +39,7 @@ def find_places(graph: Graph, structure: Structure) -> dict[str, Place]:
     blocks = {layer: f"transformer.{number}" for layer, (number, _) in tags.items()}
     blocks = {**blocks, **named} if is_told else {**_within(blocks_by_graph(graph, structure), heads), **blocks}
     halves = _halves(blocks, {layer: half for layer, (_, half) in tags.items()}, [layer.name for layer in layers])
-    trunk = {layer: block for layer, block in blocks.items() if layer not in heads}
-    stages = (stages_by_name(weighted, trunk) if is_told else {}) or _stages_by_size(layers, trunk)
+    stages = (stages_by_name(weighted, blocks) if is_told else {}) or _stages_by_size(layers, blocks)
     return {
         name: Place(heads.get(name, stages.get(name)), blocks.get(name, heads.get(name)), halves.get(name))
         for name in weighted
