@@ -495,7 +495,10 @@ def test_pick_prints_names_to_paste_and_warns_on_stderr(small_model, small_data,
     names = captured.out.split("Nodes to exclude:\n")[1].split("\n\n")[0].splitlines()
     assert f"nodes_to_exclude={names!r}" in captured.out
     assert len(names) == len(set(names)) > 0
-    assert "Kept float  2 layers" in captured.out and "Coverage" in captured.out and "Mass" in captured.out
+    summary = captured.out.split("\n\n")[0]
+    for name in ("Kept float  2 layers", "Quantized   2 layers", "Coverage", "Mass"):
+        assert f"\n{name}" in summary
+    assert "Float anyway" not in summary  # every layer of this model can be quantized
     assert captured.err.startswith("quantsieve: warning: at most 2 layers")
     assert cli.main(["pick", scan, "--coverage", "1", "--max-layers", "2", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

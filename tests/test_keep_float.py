@@ -1,6 +1,7 @@
 """Layers that scan.json marks stay float, in every plan, and a run folder knows which they were."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -166,6 +167,24 @@ def test_blocks_by_operator_and_as_the_scan_found_them(scanned):
     assert auto == api.pick(scanned, coverage=1.0)
 
 
+def test_stages_blocks_and_halves_are_three_sizes_of_what_the_scan_found(scanned):
+    places = {"conv1": ("s", "b.1", "b.1/attention"), "conv2": ("s", "b.1", "b.1/mlp"), "pool": ("s", "b.2", None)}
+    rows = tuple(
+        replace(row, stage=stage, block=block, half=half)
+        for row in api.read_scan(scanned).layers
+        for stage, block, half in [places.get(row.layer, (None, "b.3", None))]
+    )
+    found = replace(api.read_scan(scanned), layers=rows)
+
+    def groups(blocks):
+        picked = api.pick(found, coverage=1.0, blocks=blocks)
+        return {group.name: sorted(group.layers) for group, _ in picked.groups}
+
+    assert groups("stage") == {"s": ["conv1", "conv2", "pool"], "b.3": ["dense"]}
+    assert groups("auto") == {"b.1": ["conv1", "conv2"], "b.2": ["pool"], "b.3": ["dense"]}
+    assert groups("half") == {"b.1/attention": ["conv1"], "b.1/mlp": ["conv2"], "b.2": ["pool"], "b.3": ["dense"]}
+
+
 @pytest.mark.parametrize(
     ("name", "text"), [("b.toml", "x = ["), ("b.json", "[]"), ("b.toml", "x = 3"), ("b.json", "{")]
 )
@@ -173,5 +192,5 @@ def test_a_map_that_is_none_is_named(scanned, tmp_path, name, text):
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=rf"b\.{name[2:]}"):
         api.pick(scanned, coverage=1.0, blocks=tmp_path / name)
-    with pytest.raises(InputError, match="auto, op_type"):
+    with pytest.raises(InputError, match="auto, stage, half, op_type"):
         api.pick(scanned, coverage=1.0, blocks="nowhere.toml")

@@ -374,9 +374,9 @@ pick_options = _group(
         ),
         click.option(
             "--blocks",
-            metavar="FILE|auto|op_type",
+            metavar="FILE|auto|stage|half|op_type",
             help="Decide layers together: a TOML or JSON map of names to regular expressions, the blocks that the "
-            "scan found, or operators.",
+            "scan found, its stages and heads, its blocks with attention and MLP apart, or operators.",
             show_default="each layer alone",
         ),
         click.option(

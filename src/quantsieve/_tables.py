@@ -239,11 +239,13 @@ def show_scan(console: Console, found: "ScanResult") -> None:
 def show_pick(console: Console, found: "PickResult", written: str | None) -> None:
     """What is kept float and what that holds, then its nodes, one a line and as a list for Python."""
     blocks = sum(len(group.layers) > 1 for group, _ in found.groups)
+    refused = len(found.scan.refused)
     together = f", {count(blocks, 'block')} of several among them" if blocks else ""
     pairs = [
         ("Scores", f"{plain(found.scan.model_file)} under {found.scheme}, higher is worse"),
         ("Kept float", f"{count(found.num_kept, 'layer')}{together}"),
         ("Quantized", count(found.num_quantized, "layer")),
+        *([("Float anyway", f"{count(refused, 'layer')} that cannot be quantized")] if refused else []),
         ("Coverage", f"{found.coverage:.1%} of the scores that were ranked"),
         ("Mass", f"{found.mass:.1%} of the layers' scores"),
     ]

@@ -248,9 +248,10 @@ def pick(
     """Layers to keep float, from the scores of a scan without a search; needs neither model nor data.
 
     coverage: share of all scores that the fewest layers must hold, 0..1. threshold: scores above it are kept float.
-    scheme: whose scores count; default the first scanned. blocks: `auto` as the scan found them, `op_type`, or a map
-    name -> regular expression or a TOML or JSON file of it, first match wins. block_agg: sum, max or mean. near: ratio
-    of scores from which a cut is warned of. output: gets the scan with the picked layers, and no others, marked.
+    scheme: whose scores count; default the first scanned. blocks: as the scan found them (`auto`; larger
+    ones, `stage`; attention and MLP apart, `half`), `op_type`, or a map name -> regular expression or a TOML or JSON
+    file of it, first match wins. block_agg: sum, max or mean. near: ratio of scores from which a cut is warned of; one
+    between layers that tie in the scan is, too. output: gets the scan with the picked layers, and no others, marked.
     """
     rule = Rule(coverage, threshold, block_agg, max_layers, near)
     given = scan if isinstance(scan, ScanResult) else load_scan(scan)
@@ -470,8 +471,12 @@ def _blocks(scan: ScanResult, blocks: str | os.PathLike[str] | Mapping[str, str]
     """The block of each layer, as far as it has one."""
     if blocks is None:
         return {}
+    if blocks == "stage":
+        return {score.layer: score.stage or score.block for score in scan.layers}
     if blocks == "auto":
         return {score.layer: score.block for score in scan.layers}
+    if blocks == "half":
+        return {score.layer: score.half or score.block for score in scan.layers}
     if blocks == "op_type":
         return {score.layer: score.op_type for score in scan.layers}
     patterns = blocks if isinstance(blocks, Mapping) else load_blocks(blocks)

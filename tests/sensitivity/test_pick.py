@@ -109,6 +109,44 @@ def test_a_cut_is_told_exactly_when_its_ratio_reaches_near(values, coverage, nea
     assert (found.cut is not None) == expected
 
 
+@pytest.mark.parametrize(
+    ("ties", "is_tie"),
+    [
+        ((True, True, True), True),
+        ((False, True, True), True),
+        ((True, False, True), False),
+        ((True, True, False), False),
+    ],
+)
+def test_a_cut_through_a_tie_of_the_scan_is_warned_of_however_far_the_scores_lie_apart(ties, is_tie):
+    """Rows of another scheme lie between the two layers: all neighbours from one to the other have to tie."""
+    rows = [
+        score("a", 9.0, tie=ties[0]), score("b", 5.0, tie=ties[1]),
+        score("a", 4.0, "int8-channel", tie=ties[2]), score("c", 3.0), score("b", 2.0, "int8-channel"),
+    ]  # fmt: skip
+    found = pick_layers(scan(rows, ("int8", "int8-channel")), Rule(threshold=4.0), None, {})
+    assert found.layers == ("a", "b")
+    assert (found.cut is not None and found.cut.is_tie) == is_tie
+    assert [note for note in found.notes if "b is kept float and c is quantized" in note and "tie" in note] == (
+        list(found.notes) if is_tie else []
+    )
+    assert (found.document()["near_cut"] is not None) == is_tie
+
+
+def test_equal_scores_that_the_scan_tells_apart_are_near_and_no_tie():
+    """Whichever row comes first: the row of another scheme puts b before a."""
+    rows = [score("b", 5.0, "int8-channel"), *(score(name, 2.0, tie=False) for name in ("a", "b"))]
+    found = pick_layers(scan(rows, ("int8", "int8-channel")), Rule(threshold=0.0, max_layers=1), None, {})
+    assert found.layers == ("b",)
+    assert found.cut is not None and (found.cut.is_near, found.cut.is_tie) == (True, False)
+
+
+def test_blocks_never_tie():
+    rows = [score("a", 9.0, tie=True), score("b", 5.0, tie=True), score("c", 3.0)]
+    found = pick_layers(scan(rows), Rule(threshold=8.0), None, {"b": "block", "c": "block"})
+    assert found.layers == ("a",) and found.cut is None
+
+
 # --- schemes, blocks, nodes ------------------------------------------------------------------
 
 

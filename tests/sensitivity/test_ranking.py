@@ -16,6 +16,7 @@ from quantsieve.model.load import load_model
 from quantsieve.model.prepare import prepare
 from quantsieve.model.units import find_structure
 from quantsieve.sensitivity.origin import original_nodes
+from quantsieve.sensitivity.places import Place
 from quantsieve.sensitivity.ranking import Choice, is_tie, rank
 from quantsieve.sensitivity.suffix import Prices, Source
 
@@ -32,9 +33,9 @@ def layer(name):
 
 def choices():
     return [
-        Choice(layer("a"), ("int8", "int8-channel"), ("t",), ("n1", "n2"), "block"),
-        Choice(layer("b"), ("int8",), ("t", "u"), ("n3",), None),
-        Choice(layer("add"), ("int8",), ("u",), (), None),
+        Choice(layer("a"), ("int8", "int8-channel"), ("t",), ("n1", "n2"), Place("stage", "block", "half")),
+        Choice(layer("b"), ("int8",), ("t", "u"), ("n3",), Place()),
+        Choice(layer("add"), ("int8",), ("u",), (), Place()),
     ]
 
 
@@ -132,8 +133,9 @@ def with_batchnorm(path):
 def origins(path):
     original = load_model(path)
     prepared, facts = prepare(original, (), 0)
-    structure = find_structure(Graph(prepared))
-    return original_nodes(Graph(original), structure.quantizable, dict(facts.given_names))
+    graph = Graph(prepared)
+    structure = find_structure(graph)
+    return original_nodes(Graph(original), graph, structure.quantizable, dict(facts.given_names))
 
 
 def test_the_nodes_of_a_layer_are_those_of_the_users_file(tmp_path):
@@ -150,3 +152,16 @@ def test_nodes_without_a_name_are_left_out(tmp_path):
             node.name = ""
     onnx.save(model, path)
     assert set(origins(path).values()) == {("conv", "relu"), (), ("dense", "bias")}
+
+
+def test_the_layers_of_a_function_that_was_inlined_are_its_calls(tmp_path):
+    """Swish as a function of the model: no value between its Sigmoid and its Mul is in the user's graph."""
+    path = with_batchnorm(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    nodes = [helper.make_node("Sigmoid", ["a"], ["s"], "s"), helper.make_node("Mul", ["a", "s"], ["b"], "m")]
+    model.functions.append(helper.make_function("own", "Swish", ["a"], ["b"], nodes, [helper.make_opsetid("", 17)]))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    relu = next(node for node in model.graph.node if node.op_type == "Relu")
+    relu.op_type, relu.domain, relu.name = "Swish", "own", "swish"
+    onnx.save(model, path)
+    assert list(origins(path).values()) == [("conv", "norm"), ("swish",), ("swish",), ("pool",), ("dense", "bias")]

@@ -26,7 +26,9 @@ rows = st.lists(
         scheme=st.sampled_from(["int8", "int8-channel"]),
         op_type=names,
         nodes=st.lists(names, max_size=3).map(tuple),
+        stage=st.none() | names,
         block=st.none() | names,
+        half=st.none() | names,
         params=counts,
         bytes=counts,
         macs=counts,
@@ -150,6 +152,7 @@ def changed(change):
         (lambda d: d["layers"][0].update(score=None), "null instead of a number"),
         (lambda d: d["layers"][0].update(score=True), "true instead of a number"),
         (lambda d: d["layers"][0].update(nodes=[1]), "a list of texts as nodes"),
+        (lambda d: d["layers"][0].update(half=1), "1 instead of a text or null as half"),
         (lambda d: d["layers"][0].update(tie=0), "0 instead of true, false or null"),
         (lambda d: d["layers"][0]["parts"].update(tensors=[]), "an object"),
         (lambda d: d["layers"].append(dict(d["layers"][0])), "two rows for 'l0'"),
@@ -164,6 +167,14 @@ def test_what_is_no_scan_is_refused_with_the_place_in_one_paragraph(change, word
     with pytest.raises(InputError, match=words) as caught:
         parse_scan(changed(change), "scan.json")
     assert "scan.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_scan_written_before_there_were_stages_and_halves_has_none():
+    def older(document):
+        for row in document["layers"]:
+            del row["stage"], row["half"]
+
+    assert parse_scan(changed(older), "scan.json") == scan_of([3.0, 2.0])
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"kind": "scan"}', b"\xff\xfe", "[" * 100_000])

@@ -32,6 +32,7 @@ from quantsieve.schemes import Scheme
 from quantsieve.schemes._static import by_name
 from quantsieve.search.prices import Costs
 from quantsieve.sensitivity import suffix
+from quantsieve.sensitivity.engine import refusal
 from quantsieve.sensitivity.racing import LOOKS
 from quantsieve.targets.base import Target
 
@@ -344,6 +345,9 @@ class Line:
             done += len(part)
             if self.is_settled is not None and done in LOOKS and self.is_settled(suffix.join(found)):
                 break
+        reason = refusal(self.executor)
+        if reason is not None:  # no note of the report: a resumed run whose prices are stored would not know
+            self.store.note("scan", "layer by layer, which takes longer and gives the same prices", {"reason": reason})
         return suffix.join(found)
 
 

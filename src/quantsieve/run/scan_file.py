@@ -18,7 +18,7 @@ def load_blocks(path: str | os.PathLike[str]) -> dict[str, str]:
     """Regular expressions by name of block, in the order of the file: TOML, or JSON where the name ends with .json."""
     path = Path(path)
     wanted = "a map of blocks: TOML or JSON with name = regular expression"
-    content = _read(path, wanted, "Give auto, op_type, or the path of such a file.")
+    content = _read(path, wanted, "Give auto, stage, half, op_type, or the path of such a file.")
     try:
         found = json.loads(content) if path.suffix == ".json" else tomllib.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # both parsers' errors and those of decoding are such

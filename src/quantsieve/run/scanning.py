@@ -1,7 +1,7 @@
 """A scan of one line: its prices as ranked layers, with what the layers are in the user's own file."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,10 +18,11 @@ from quantsieve.run.progress import Step
 from quantsieve.run.trials import Trials
 from quantsieve.search.prices import forced_tensors
 from quantsieve.sensitivity import metrics, rescue
-from quantsieve.sensitivity.blocks import find_blocks
+from quantsieve.sensitivity.engine import refusal
 from quantsieve.sensitivity.local import TensorRow, check_weights, rows, tensor_errors
 from quantsieve.sensitivity.metrics import LOWER, METRICS, Meaning, Measure, no_channels
 from quantsieve.sensitivity.origin import original_nodes
+from quantsieve.sensitivity.places import find_places
 from quantsieve.sensitivity.probes import Batch, Probes, join, probe_batch
 from quantsieve.sensitivity.racing import LOOKS, is_settled
 from quantsieve.sensitivity.ranking import Choice, Refused, Score, alone, rank, rank_gains, rank_values, sums_of
@@ -100,7 +101,12 @@ def scan_line(line: Line, scoring: Scoring) -> ScanResult:
         refused=tuple(
             Refused(x.name, x.op_type, refusals[x.name]) for x in line.structure.layers if x.name in refusals
         ),
-        notes=(*line.prepared.notes, *line.sources.notes(), *dict.fromkeys(line.notes)),
+        notes=(
+            *line.prepared.notes,
+            *line.sources.notes(),
+            *dict.fromkeys(line.notes),
+            *_scan_notes(line, layers if meaning is PRICED["alone"] else ()),
+        ),
     )
 
 
@@ -136,6 +142,20 @@ def _is_settled(meaning: Meaning, totals: np.ndarray) -> bool:
         return is_settled(values)
 
 
+def _scan_notes(line: Line, layers: Sequence[Score]) -> Iterator[str]:
+    """Why the scan was slow, and which layers, quantized alone, it could not see."""
+    reason = refusal(line.executor)
+    if reason is not None:
+        yield f"the scan ran layer by layer, which takes longer and gives the same scores: {reason}"
+    unmoved = list(dict.fromkeys(score.layer for score in layers if score.value == 0))
+    if unmoved:
+        names = ", ".join(unmoved[:5]) + (f" and {len(unmoved) - 5} more" if len(unmoved) > 5 else "")
+        yield (
+            f"on these samples quantizing alone moved no float output, so the score is 0, for {names}; "
+            "outputs of other types are not compared"
+        )
+
+
 def _gains(line: Line) -> dict[tuple[str, str], np.ndarray]:
     """By layer and scheme, of the model that has that scheme wherever it can."""
     gains: dict[tuple[str, str], np.ndarray] = {}
@@ -161,11 +181,12 @@ def _tensors(line: Line, count: int, weights: tuple[float, float]) -> tuple[Tens
 
 
 def _choices(line: Line) -> list[Choice]:
-    blocks = find_blocks(line.graph, line.structure)
-    nodes = original_nodes(Graph(open_model(line.path)), line.structure.layers, dict(line.prepared.given_names))
+    places = find_places(line.graph, line.structure)
+    layers, given = line.structure.quantizable, dict(line.prepared.given_names)
+    nodes = original_nodes(Graph(open_model(line.path)), line.graph, layers, given)
     allowed = line.options.schemes
     return [
-        Choice(layer, allowed[layer.name], forced_tensors(line.graph, layer), nodes[layer.name], blocks.get(layer.name))
-        for layer in line.structure.quantizable
+        Choice(layer, allowed[layer.name], forced_tensors(line.graph, layer), nodes[layer.name], places[layer.name])
+        for layer in layers
         if layer.name in allowed
     ]

@@ -2,19 +2,23 @@
 
 A layer is a fused group of the prepared model, where a BatchNorm may have been folded away, a node renamed or a
 function inlined. Values keep their names, so in the original graph the layer is what lies between them on a path of
-activations; constants and what only makes weights do not belong to it.
+activations; constants and what only makes weights do not belong to it. A value that the original lacks, as within a
+function that was inlined, stands for those around it that the original has: then the layer is the call.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from quantsieve.model.graph import Graph, node_inputs
 from quantsieve.model.units import Layer
 
 
-def original_nodes(graph: Graph, layers: Sequence[Layer], given: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+def original_nodes(
+    graph: Graph, prepared: Graph, layers: Sequence[Layer], given: Mapping[str, str]
+) -> dict[str, tuple[str, ...]]:
     """By layer, names of its nodes in the original, in graph order; () where none has a name there.
 
-    graph: of the original file. given: name the user gave, by name in the prepared model, where they differ.
+    graph: of the original file. prepared: where the layers are. given: name the user gave, by name in the prepared
+    model, where they differ.
     """
     fed = {value.name for value in graph.inputs if not graph.is_constant(value.name)}
     active = set()  # positions of nodes that depend on an input
@@ -26,7 +30,7 @@ def original_nodes(graph: Graph, layers: Sequence[Layer], given: Mapping[str, st
     known = {node.name for node in graph.nodes if node.name}
     found = {}
     for layer in layers:
-        positions = _between(graph, makers, active, layer)
+        positions = _between(graph, prepared, makers, active, layer)
         names = [graph.nodes[i].name or "" for i in sorted(positions)]
         if not positions:
             names = [given.get(name, name) for name in layer.nodes]
@@ -34,12 +38,11 @@ def original_nodes(graph: Graph, layers: Sequence[Layer], given: Mapping[str, st
     return found
 
 
-def _between(graph: Graph, makers: Mapping[str, int], active: set[int], layer: Layer) -> set[int]:
-    """Positions of the nodes on paths from the layer's inputs to its output; empty where a value is unknown."""
-    ends = set(layer.inputs)
-    if any(name not in makers and name not in {value.name for value in graph.inputs} for name in ends):
-        return set()
-    waiting, positions = [layer.output], set()
+def _between(graph: Graph, prepared: Graph, makers: Mapping[str, int], active: set[int], layer: Layer) -> set[int]:
+    """Positions of the nodes on paths from the layer's inputs to its output; empty where no such value is known."""
+    known = {*makers, *(value.name for value in graph.inputs)}
+    ends = _nearest(layer.inputs, known, lambda name: _reads_of(prepared, name))
+    waiting, positions = list(_nearest([layer.output], known, lambda name: _made_from(prepared, name))), set()
     while waiting:
         name = waiting.pop()
         index = makers.get(name)
@@ -48,3 +51,23 @@ def _between(graph: Graph, makers: Mapping[str, int], active: set[int], layer: L
         positions.add(index)
         waiting += node_inputs(graph.nodes[index])
     return positions
+
+
+def _nearest(names: Iterable[str], known: set[str], onward: Callable[[str], Iterable[str]]) -> set[str]:
+    """The values, with those that are unknown replaced by the first known ones onward from them."""
+    waiting, seen = list(names), set()
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += onward(name) if name not in known else ()
+    return seen & known
+
+
+def _reads_of(prepared: Graph, name: str) -> Iterable[str]:
+    producer = prepared.producers.get(name)
+    return () if producer is None else node_inputs(producer)
+
+
+def _made_from(prepared: Graph, name: str) -> Iterable[str]:
+    return [value.name or "" for reader in prepared.readers.get(name, ()) for value in reader.outputs]

@@ -10,8 +10,9 @@ for, 10^(-dB / 10), a share of the signal, and so does a threshold; a score belo
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from quantsieve.errors import UsageError
 from quantsieve.sensitivity.blocks import Group, aggregate, group
@@ -51,17 +52,21 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Two groups of nearly one score, of which one is kept and one is not."""
+    """Two groups that can hardly be told apart, of which one is kept and one is not."""
 
     kept: str
     quantized: str
     ratio: float  # score of the quantized one over that of the kept one; 1 when equal
+    is_near: bool  # the ratio reaches what counts as near
+    is_tie: bool  # the scan's samples leave their order open; never said of blocks
 
     @property
     def text(self) -> str:
+        what = "near-equal scores" if self.is_near else "a tie"
+        why = "; the samples of the scan leave their order open" if self.is_tie else ""
         return (
-            f"the cut lies between near-equal scores: {self.kept} is kept float and {self.quantized} is quantized, "
-            f"with {self.ratio:.1%} of its score"
+            f"the cut lies between {what}: {self.kept} is kept float and {self.quantized} is quantized, "
+            f"with {self.ratio:.1%} of its score{why}"
         )
 
 
@@ -98,7 +103,14 @@ class PickResult:
             "groups": [{"name": g.name, "score": score, "layers": list(g.layers)} for g, score in self.groups],
             "layers": list(self.layers),
             "nodes_to_exclude": list(self.nodes),
-            "near_cut": None if self.cut is None else {"kept": self.cut.kept, "quantized": self.cut.quantized},
+            "near_cut": None
+            if self.cut is None
+            else {
+                "kept": self.cut.kept,
+                "quantized": self.cut.quantized,
+                "ratio": self.cut.ratio,
+                "tie": self.cut.is_tie,
+            },
             "notes": list(self.notes),
         }
 
@@ -148,7 +160,7 @@ def pick_layers(scan: ScanResult, rule: Rule, scheme: str | None, blocks: Mappin
     if count < wanted:
         what = f"{wanted - count} of the {wanted} layers or blocks that were asked for"
         notes.append(f"at most {rule.max_layers} layers may be kept: {what} are left out")
-    cut = _cut(scored, count, rule.near)
+    cut = _cut(scored, count, rule.near, partial(_is_tie, scan, rows))
     if cut is not None:
         notes.append(cut.text)
     if nameless:
@@ -198,12 +210,24 @@ def limited(sizes: Sequence[int], count: int, most: int | None) -> int:
     return count
 
 
-def _cut(scored: Sequence[tuple[Group, float]], count: int, near: float) -> Cut | None:
+def _cut(
+    scored: Sequence[tuple[Group, float]], count: int, near: float, is_tie: Callable[[Group, Group], bool]
+) -> Cut | None:
     if not 0 < count < len(scored):
         return None
     (kept, above), (quantized, below) = scored[count - 1], scored[count]
     ratio = below / above if above > 0 else 1.0
-    return Cut(kept.name, quantized.name, ratio) if ratio >= near else None
+    cut = Cut(kept.name, quantized.name, ratio, ratio >= near, is_tie(kept, quantized))
+    return cut if cut.is_near or cut.is_tie else None
+
+
+def _is_tie(scan: ScanResult, rows: Sequence[Score], kept: Group, quantized: Group) -> bool:
+    """Whether two layers alone tie in the scan, with every row of other schemes between them; False for blocks."""
+    if len(kept.layers) > 1 or len(quantized.layers) > 1:
+        return False
+    row = {row.layer: row for row in rows}
+    first, last = sorted(scan.layers.index(row[found.layers[0]]) for found in (kept, quantized))
+    return all(score.tie for score in scan.layers[first:last])
 
 
 def _share(part: Sequence[float], whole: Sequence[float]) -> float:

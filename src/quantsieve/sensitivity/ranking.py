@@ -16,6 +16,7 @@ import numpy as np
 from quantsieve.model.units import Layer
 from quantsieve.sensitivity.interval import half_width
 from quantsieve.sensitivity.metrics import Meaning
+from quantsieve.sensitivity.places import Place
 from quantsieve.sensitivity.suffix import Prices
 
 
@@ -43,6 +44,8 @@ class Score:
     keep_float: bool = False
     outputs: Mapping[str, float] = field(default_factory=dict)  # value by output, where it was asked for
     channels: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # by output, one a channel, likewise
+    stage: str | None = None  # around the block: blocks of one resolution, or a head
+    half: str | None = None  # within the block: attention or MLP
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Choice:
     schemes: tuple[str, ...]
     forced: tuple[str, ...]
     nodes: tuple[str, ...]
-    block: str | None
+    place: Place
 
 
 def rank(choices: Sequence[Choice], prices: Prices, form: str) -> tuple[Score, ...]:
@@ -137,7 +140,9 @@ def _score(choice: Choice, scheme: str, sums: np.ndarray, least: float = 0.0) ->
         scheme=scheme,
         op_type=choice.layer.op_type,
         nodes=choice.nodes,
-        block=choice.block,
+        stage=choice.place.stage,
+        block=choice.place.block,
+        half=choice.place.half,
         params=choice.layer.num_params,
         bytes=choice.layer.weight_bytes,
         macs=choice.layer.macs,

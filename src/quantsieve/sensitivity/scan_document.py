@@ -112,7 +112,9 @@ def _row(number: int, score: Score) -> dict[str, object]:
             "weights_corrected": score.weights_corrected,
             "tensors": dict(score.tensors),
         },
+        "stage": score.stage,
         "block": score.block,
+        "half": score.half,
         "nodes": list(score.nodes),
         **({"outputs": {name: _finite(value) for name, value in score.outputs.items()}} if score.outputs else {}),
         **({"channels": {name: [*map(_finite, found)] for name, found in score.channels.items()}}
@@ -287,9 +289,11 @@ def _score(row: object, where: str, metric: Meaning) -> Score:
     parts = _object(row.get("parts"), f"parts of {where}")
     tensors = _object(parts.get("tensors"), f"tensors of {where}")
     outputs, channels = (_object(row.get(name, {}), f"{name} of {where}") for name in ("outputs", "channels"))
-    block, tie = row.get("block"), row.get("tie")
-    if not (block is None or isinstance(block, str)):
-        raise _wrong(row, "block", where, "a text or null")
+    groups = {name: row.get(name) for name in ("stage", "block", "half")}
+    for name, found in groups.items():
+        if not (found is None or isinstance(found, str)):
+            raise _wrong(row, name, where, "a text or null")
+    tie = row.get("tie")
     if not (tie is None or isinstance(tie, bool)):
         raise _wrong(row, "tie", where, "true, false or null")
     if not isinstance(row.get("keep_float"), bool):
@@ -299,7 +303,7 @@ def _score(row: object, where: str, metric: Meaning) -> Score:
         scheme=_text(row, "scheme", where),
         op_type=_text(row, "op_type", where),
         nodes=_texts(row, "nodes", where),
-        block=block,
+        **groups,
         params=_count(row, "params", where),
         bytes=_count(row, "bytes", where),
         macs=_count(row, "macs", where),
