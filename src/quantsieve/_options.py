@@ -31,6 +31,20 @@ class Duration(click.ParamType):
         return float(found[1]) * _SECONDS[found[2]]
 
 
+class Size(click.ParamType):
+    """Bytes from '2000000000', '512M' or '1.5G'; 1K is 1024."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", str(value).strip().lower())
+        if found is None:
+            self.fail(f"{value!r} is no size such as 2000000000, 512M or 4G.", param, ctx)
+        return round(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
+
+
 class Names(click.ParamType):
     """A tuple of names from a text with commas."""
 
@@ -261,6 +275,14 @@ workers_option = click.option(
     metavar="N",
     default=2,
     help="Probes of the scan that run at once.",
+)
+
+memory_option = click.option(
+    "--memory-limit",
+    type=Size(),
+    metavar="SIZE",
+    help="Memory to take beside the model, such as 512M or 4G.",
+    show_default="half of what is free",
 )
 
 search_options = _group(

@@ -58,6 +58,7 @@ def program() -> None:
 @opt.max_samples_option
 @opt.threads_option
 @opt.limit_option
+@opt.memory_option
 @opt.writing_options
 @opt.output_options
 def tune(
@@ -72,6 +73,7 @@ def tune(
     max_samples: int | None,
     threads: int,
     limit_s: float,
+    memory_limit: int | None,
     writing: opt.Writing,
     output: opt.Output,
 ) -> None:
@@ -110,6 +112,7 @@ def tune(
                 samples=samples,
                 max_samples=max_samples,
                 limit_s=limit_s,
+                memory_limit=memory_limit,
                 progress=progress,
             )
     except KeyboardInterrupt:
@@ -136,6 +139,7 @@ def inspect(model: str, output: opt.Output) -> None:
 @opt.schemes_option
 @opt.scoring_options
 @opt.workers_option
+@opt.memory_option
 @opt.writing_options
 @opt.output_options
 def scan(
@@ -146,6 +150,7 @@ def scan(
     schemes: tuple[str, ...],
     scoring: opt.Scoring,
     workers: int,
+    memory_limit: int | None,
     writing: opt.Writing,
     output: opt.Output,
 ) -> None:
@@ -171,6 +176,7 @@ def scan(
             combined_weights=scoring.combined_weights,
             samples=scoring.samples,
             workers=workers,
+            memory_limit=memory_limit,
             weight_type=writing.weight_type,
             bias_correction=writing.bias_correction,
             output=path,

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 import control_flow
 from quantsieve import schemes
 from quantsieve.calibrate import calibrate
-from quantsieve.model.execute import Affine, Executor
+from quantsieve.model import aside, execute
+from quantsieve.model.execute import AMPLE, Affine, Executor, Room, Shelf
 from quantsieve.model.graph import Graph
 from quantsieve.model.prepare import output_gap
 from quantsieve.model.units import find_structure
@@ -151,9 +152,9 @@ def feeds_of(name, seed=0):
     return {key: draw.standard_normal((count, *shape)).astype(np.float32) for key, shape in SHAPES[name].items()}
 
 
-def open_model(name):
+def open_model(name, room=AMPLE):
     graph = Graph(ir.from_proto(MODELS[name]()))
-    return Executor(graph, find_structure(graph))
+    return Executor(graph, find_structure(graph), room)
 
 
 def num_samples(feeds):
@@ -336,22 +337,57 @@ def test_a_tensor_behind_another_is_rounded_as_the_first_leaves_it():
 
 @every_model
 def test_prices_of_both_engines_are_the_same(name, monkeypatch):
-    feeds = feeds_of(name)
     executors = open_model(name), open_model(name)
-    known = schemes.discover()
-    calibration = calibrate(executors[0], [(feeds_of(name, seed), num_samples(feeds)) for seed in range(4)])
-    options = find_options(executors[0].graph, executors[0].structure, calibration, known)
-    sources = find_sources(executors[0], options, known)
-    prices = []
-    for executor in executors:
-        if prices:
-            monkeypatch.setattr(engine, "optimize", refuse)
-        scanned = scan_batch(executor, feeds, num_samples(feeds), sources, calibration, NO_CORRECTIONS, by_name(known))
-        prices.append(scanned.mean())
+    calibration = calibrated(name)
+    prices = [prices_of(name, executors[0], calibration)]
+    monkeypatch.setattr(engine, "optimize", refuse)
+    prices.append(prices_of(name, executors[1], calibration))
     assert [engine.refusal(executor) for executor in executors] == [None, "by the test"]
+    assert_same_prices(*prices)
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+@every_model
+def test_prices_are_the_same_when_next_to_nothing_may_be_held(name, is_fast, monkeypatch):
+    """All weights read from outside the sessions, all base values from a file, integers made anew."""
+    if not is_fast:
+        monkeypatch.setattr(engine, "optimize", refuse)
+    calibration = calibrated(name)
+    wanted = prices_of(name, open_model(name), calibration)
+    monkeypatch.setattr(aside, "LARGE", 16)
+    monkeypatch.setattr(execute, "_PAGE", 1)
+    executor = open_model(name, Room(is_lean=True, values=0, keeps_integers=False))
+    assert_same_prices(prices_of(name, executor, calibration), wanted)
+    assert engine.refusal(executor) == (None if is_fast else "by the test")
+
+
+def calibrated(name):
+    return calibrate(open_model(name), [(feeds_of(name, seed), num_samples(feeds_of(name))) for seed in range(4)])
+
+
+def prices_of(name, executor, calibration):
+    feeds, known = feeds_of(name), schemes.discover()
+    options = find_options(executor.graph, executor.structure, calibration, known)
+    sources = find_sources(executor, options, known)
+    return scan_batch(executor, feeds, num_samples(feeds), sources, calibration, NO_CORRECTIONS, by_name(known)).mean()
+
+
+def assert_same_prices(found, wanted):
     # A price p is |e|^2; float noise of at most 1e-6 of an output's deviation moves e, so p by 2e-6 sqrt(p).
-    assert np.all(np.abs(prices[0] - prices[1]) <= 1e-5 * prices[1] + 2e-6 * np.sqrt(prices[1]) + 1e-12)
-    assert prices[1].max() > 1e-5
+    assert np.all(np.abs(found - wanted) <= 1e-5 * wanted + 2e-6 * np.sqrt(wanted) + 1e-12)
+    assert wanted.max() > 1e-5
+
+
+def test_a_shelf_keeps_what_it_has_room_for_and_puts_the_rest_into_a_file():
+    arrays = [np.random.default_rng(seed).standard_normal((2, 4096)).astype(np.float32) for seed in range(3)]
+    shelf = Shelf(arrays[0].nbytes + 10)
+    kept = [shelf.put(array) for array in arrays]
+    assert kept[0] is arrays[0]
+    assert [isinstance(array, np.memmap) for array in kept] == [False, True, True]
+    del shelf
+    gc.collect()
+    for array, wanted in zip(kept, arrays, strict=True):
+        np.testing.assert_array_equal(array, wanted)
 
 
 def refuse(*_):
