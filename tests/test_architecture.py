@@ -32,6 +32,7 @@ LINE = (
     ("_door", "_options", "_tables", "_progress"),
     ("_show",),
     ("cli",),
+    ("__main__",),
 )
 RANK = {part: rank for rank, row in enumerate(LINE) for part in row}
 

@@ -353,6 +353,7 @@ def test_tune_hands_every_option_on(door, tmp_path):
         "timeout": 300.0,
         "max_trials": 9,
         "limit_s": 90.0,
+        "memory_limit": 3 << 29,
         "weight_type": "u8",
         "bias_correction": False,
         "samples": 16,

@@ -209,6 +209,8 @@ def scan(
     place as `file.py:function` or `module:function`. per_output, per_channel: rows tell the value of each output, and
     of each of its channels (mse, sqnr, cos, max_abs and functions). combined_weights: of the local and the accumulated
     error in the rank of the tensors.
+
+    memory_limit: as for `tune`. A killed scan leaves its batches in `OUTPUT.work-...`, where the same call goes on.
     """
     scoring = Scoring(samples is None, mode, find_metric(metric), per_output, per_channel, combined_weights)
     count = samples
@@ -218,13 +220,14 @@ def scan(
     path = Path(model)
     open_model(path)
     sources = _open(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
+    limits = Limits(workers=workers, memory_limit=memory_limit)
     with (
-        _scratch() as folder,
-        _line(folder, path, sources, settings, Limits(workers=workers, memory_limit=memory_limit), progress) as line,
+        _beside(output, _spec(path, sources, settings)) as folder,
+        _line(folder, path, sources, settings, limits, progress) as line,
     ):
         result = scan_line(line, scoring)
-    if output is not None:
-        _write_text(Path(output), scan_text(result))
+        if output is not None:
+            _write_text(Path(output), scan_text(result))
     return result
 
 
@@ -403,14 +406,9 @@ def _open(
 def _line(
     folder: Path, path: Path, sources: Sources, settings: Settings, limits: Limits, progress: Progress | None
 ) -> Iterator[Line]:
-    keys = {
-        "model": model_key(path),
-        "data": sources.samples.fingerprint(),
-        "calibration_data": None if sources.calibration is None else sources.calibration.fingerprint(),
-    }
     with (
         # Absolute: the store tells its own paths from relative ones by the folder that they begin with.
-        Store.open(folder.absolute(), run_spec(settings, keys)) as store,
+        Store.open(folder.absolute(), _spec(path, sources, settings)) as store,
         Isolated(OrtCpu(threads=settings.threads), timeout_s=limits.limit_s) as target,
     ):
         memory = Memory(default_limit() if limits.memory_limit is None else limits.memory_limit)
@@ -418,6 +416,35 @@ def _line(
         if settings.keep_float:
             check_layers(settings.keep_float, line.structure)  # wrong names are told before anything is measured
         yield line
+
+
+def _spec(path: Path, sources: Sources, settings: Settings) -> dict[str, object]:
+    keys = {
+        "model": model_key(path),
+        "data": sources.samples.fingerprint(),
+        "calibration_data": None if sources.calibration is None else sources.calibration.fingerprint(),
+    }
+    return run_spec(settings, keys)
+
+
+@contextmanager
+def _beside(output: str | os.PathLike[str] | None, spec: Mapping[str, object]) -> Iterator[Path]:
+    """A run folder next to the output, where the same work goes on after a kill; removed when it is done, or when it
+    ends before anything is stored. Without an output one for temporary files."""
+    if output is None:
+        with _scratch() as folder:
+            yield folder
+        return
+    folder = Path(f"{Path(output)}.work-{content_key('scan', 1, spec, [])[:8]}")
+    try:
+        yield folder
+    except RunFolderError:
+        raise  # it may be at work for another process
+    except BaseException:
+        if not any(folder.glob("facts/*/*.json")):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

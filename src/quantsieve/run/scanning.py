@@ -1,7 +1,7 @@
 """A scan of one line: its prices as ranked layers, with what the layers are in the user's own file."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,12 +12,13 @@ from quantsieve.data import batches
 from quantsieve.errors import UsageError
 from quantsieve.model.graph import Graph
 from quantsieve.model.load import open_model
-from quantsieve.plan import full_plan
-from quantsieve.run.line import Line
+from quantsieve.plan import Plan, full_plan
+from quantsieve.run.keys import array_key, content_key
+from quantsieve.run.line import Feeds, Line
 from quantsieve.run.progress import Step
 from quantsieve.run.trials import Trials
 from quantsieve.search.prices import forced_tensors
-from quantsieve.sensitivity import metrics, rescue
+from quantsieve.sensitivity import metrics, probes, rescue
 from quantsieve.sensitivity.engine import refusal
 from quantsieve.sensitivity.local import TensorRow, check_weights, rows, tensor_errors
 from quantsieve.sensitivity.metrics import LOWER, METRICS, Meaning, Measure, no_channels
@@ -126,13 +127,37 @@ def _probed(line: Line, choices: Sequence[Choice], measure: Measure, scoring: Sc
             line.progress(Step("sensitivity", text, round(1000 * share), 1000, left))
 
         batch = Batch(feeds, len(part), None if labels is None else labels[part])
-        found += probe_batch(line.executor, batch, choices, [measure], parts, scoring.has_channels, line.workers, tell)
+
+        def compute(batch: Batch = batch, tell: Callable[[int], None] = tell) -> Probes:
+            has_channels, workers = scoring.has_channels, line.workers
+            return probe_batch(line.executor, batch, choices, [measure], parts, has_channels, workers, tell)[0]
+
+        settings = _settings(line) | {"metric": measure.meaning.name, "channels": scoring.has_channels}
+        key = content_key(
+            "probes", probes.VERSION, settings, [line.calibration_key, line.sample_key(part), *_key(batch)]
+        )
+        found.append(line.fact("probes", key, Probes, compute) if _is_lasting(measure) else compute())
         done += len(part)
         if scoring.is_race and done in LOOKS and _is_settled(measure.meaning, join(found).totals):
             break
     whole = join(found)
     outputs = whole.outputs if scoring.has_outputs else {}
     return rank_values(choices, measure.meaning, whole.totals, outputs, whole.channels), done
+
+
+def _settings(line: Line) -> dict[str, object]:
+    versions = {scheme.name: scheme.version for scheme in line.schemes}
+    return {"schemes": versions, "bias_correction": line.settings.bias_correction}
+
+
+def _key(batch: Batch) -> list[str]:
+    return [] if batch.labels is None else [array_key(batch.labels)]
+
+
+def _is_lasting(measure: Measure) -> bool:
+    """Whether the name says what is computed; a function of the user's may change between two calls."""
+    own = METRICS.get(measure.meaning.name)
+    return measure is own or type(measure.compare).__module__.startswith("quantsieve.tasks")
 
 
 def _is_settled(meaning: Meaning, totals: np.ndarray) -> bool:
@@ -163,7 +188,13 @@ def _gains(line: Line) -> dict[tuple[str, str], np.ndarray]:
         plan, found, done = full_plan(line.options, scheme), [], 0
         for part, feeds in batches(line.samples, line.scan_indices, line.batch):
             line.progress(Step("sensitivity", f"{scheme}, all but one: layer by layer", done, len(line.scan_indices)))
-            found.append(rescue.rescue_batch(line.executor, line.parts(), plan, feeds, len(part)))
+
+            def compute(plan: Plan = plan, feeds: Feeds = feeds, count: int = len(part)) -> rescue.Rescues:
+                return rescue.rescue_batch(line.executor, line.parts(), plan, feeds, count)
+
+            settings = _settings(line) | {"plan": plan.id}
+            key = content_key("rescue", rescue.VERSION, settings, [line.calibration_key, line.sample_key(part)])
+            found.append(line.fact("rescue", key, rescue.Rescues, compute))
             done += len(part)
         whole = rescue.join(found)
         for layer, errors in zip(whole.layers, whole.errors, strict=True):

@@ -18,6 +18,7 @@ from quantsieve.sensitivity.metrics import Measure
 from quantsieve.sensitivity.ranking import Choice, alone
 from quantsieve.weights import Ingredients
 
+VERSION = 1
 Arrays = dict[str, np.ndarray]
 
 

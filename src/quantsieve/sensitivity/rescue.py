@@ -17,6 +17,8 @@ from quantsieve.sensitivity.suffix import error_vectors, float_outputs
 from quantsieve.simulate import Simulation
 from quantsieve.weights import Ingredients
 
+VERSION = 1
+
 
 @dataclass(frozen=True, slots=True)
 class Rescues:

@@ -1,0 +1,5 @@
+"""`python -m quantsieve`."""
+
+from quantsieve.cli import main
+
+raise SystemExit(main())
