@@ -79,7 +79,7 @@ def exposed(kit: Kit) -> Kit:
 
 def save_plan(folder: Path, kit: Kit, plan: Plan, weight_type: str = "s8", name: str = "plan.onnx") -> Path:
     path = folder / name
-    onnx.save(ir.to_proto(write_plan(kit.parts(weight_type), plan)), path)
+    onnx.save(write_plan(kit.parts(weight_type), plan), path)
     return path
 
 

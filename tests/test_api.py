@@ -202,7 +202,7 @@ def test_a_scan_scores_every_layer_under_every_scheme(small_model, small_data, t
     found = api.scan(small_model, small_data, samples=8, output=tmp_path / "scan.json")
     document = json.loads((tmp_path / "scan.json").read_text())
     assert document == json.loads(json.dumps(found.document()))
-    assert (document["samples"], document["schema"], document["kind"]) == (8, 2, "scan")
+    assert (document["samples"], document["schema"], document["kind"]) == (8, 3, "scan")
     scored = {(row["layer"], row["scheme"]) for row in document["layers"]}
     assert {(layer, s) for layer in small_network.LAYERS for s in ("int8", "int8-channel")} <= scored
     scores = [row["score"] for row in document["layers"]]

@@ -111,6 +111,8 @@ def test_version_is_the_packages(capsys):
         (["tune", "m.onnx", "--timeout", "0"], "1h"),
         (["tune", "m.onnx", "--mean", "abc"], "127,127,127"),
         (["tune", "m.onnx", "--max-drop", "-1"], "max-drop"),
+        (["scan", "m.onnx", "--combined-weights", "1"], "0.5,0.5"),
+        (["scan", "m.onnx", "--combined-weights", "a,b"], "0.5,0.5"),
         (["tune", "m.onnx", "--schemes", ","], "at least one"),
         (["evaluate", "m.onnx"], "--candidate"),
         (["inspect", "a.onnx", "b.onnx"], "b.onnx"),
@@ -375,7 +377,10 @@ def test_a_timeout_is_a_number_with_a_unit(door, text, seconds):
 def test_the_other_commands_call_the_function_of_their_name(door):
     scan, quantize, pick = door("scan"), door("quantize"), door("pick")
     evaluate, report, export = door("evaluate"), door("report"), door("export")
-    cli.main(["scan", "m.onnx", "--data", "d", "-o", "s.json", "--quiet"])
+    cli.main(
+        ["scan", "m.onnx", "--data", "d", "-o", "s.json", "--metric", "own.py:f", "--per-output", "--per-channel",
+         "--combined-weights", "1,0.25", "--samples", "9", "--quiet"]
+    )  # fmt: skip
     cli.main(["quantize", "a/m.onnx", "--data", "d", "--plan", "plan.json", "--scan", "s.json", "--quiet"])
     cli.main(
         [
@@ -401,6 +406,9 @@ def test_the_other_commands_call_the_function_of_their_name(door):
     cli.main(["report", "run", "--top-k", "4"])
     cli.main(["export", "run", "--candidate", "best quality"])
     assert (scan.args, scan.options["output"]) == (("m.onnx", "d"), "s.json")
+    scoring = {"metric": "own.py:f", "per_output": True, "per_channel": True, "combined_weights": (1.0, 0.25),
+               "mode": "alone", "samples": 9}  # fmt: skip
+    assert scan.options.items() >= scoring.items()
     assert quantize.args == ("a/m.onnx", "plan.json", "d", "m-quantized.onnx")
     assert quantize.options["scan"] == "s.json"
     assert (pick.args, pick.options) == (
@@ -463,6 +471,18 @@ def test_scan_quantize_and_evaluate_print_their_results(model, tmp_path, capsys)
     assert "failed" not in lines[1]
     assert "failed" in lines[2]
     assert "broken.onnxfailed(" in "".join("".join(lines).split())  # wherever a long path wraps
+
+
+def test_a_scan_tells_its_metric_with_the_direction(small_model, small_data, tmp_path, capsys):
+    scan, options = str(tmp_path / "scan.json"), ["--data", str(small_data), "--samples", "4", "--quiet"]
+    arguments = ["scan", str(small_model), *options, "--metric", "sqnr", "--per-output", "--per-channel", "-o", scan]
+    assert cli.main(arguments) == 0
+    table = " ".join(capsys.readouterr().out.split())
+    assert "score dB" in table and "logits" in table and "lower is worse" in table and "of each output or chan" in table
+    assert cli.main(["pick", scan, "--coverage", "0.5"]) == 0
+    assert "10^(-dB / 10)" in capsys.readouterr().err
+    assert cli.main(["scan", str(small_model), *options, "--metric", "nonsense"]) == 2
+    assert "kl_div" in capsys.readouterr().err
 
 
 def test_pick_prints_names_to_paste_and_warns_on_stderr(small_model, small_data, tmp_path, capsys):

@@ -8,6 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from quantsieve import evaluation
 from quantsieve.data import InputSpec
 from quantsieve.data.feeds import FeedSamples
 from quantsieve.evaluation import Exam, Failed, Measured, Reference, evaluate, paired_loss, run_outputs, wilson
@@ -221,3 +222,22 @@ def test_scalar_outputs_are_stacked_one_a_sample(tmp_path: Path) -> None:
     model = save(tmp_path / "f.onnx", [node("ReduceSum", ["x"], ["y"], "sum", keepdims=0)], {}, ["y"])
     found = run_outputs(OrtCpu(), model, exam([[1.0, 2.0], [3.0, 4.0]]))["y"]
     np.testing.assert_array_equal(found, [3, 7])
+
+
+@pytest.mark.parametrize("num_bytes", [1, 100, 1 << 20])
+def test_samples_keep_their_order_however_many_go_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    monkeypatch.setattr(evaluation, "REQUEST_BYTES", num_bytes)
+    graph = helper.make_graph(
+        [node("Neg", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    inputs = np.arange(60, dtype=np.float32).reshape(20, 1, 3)
+    samples = FeedSamples([{"x": x} for x in inputs], [InputSpec("x", "float32", ("n", 3))])
+    exam = Exam("search", samples, np.arange(19, -1, -1), "fidelity", 3)
+    found = run_outputs(OrtCpu(threads=2), tmp_path / "m.onnx", exam)
+    assert np.array_equal(found["y"], -inputs[::-1, 0])

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -60,23 +61,23 @@ def _random_plan(options: Options, seed: int) -> Plan:
     return Plan(chosen)
 
 
-def _run(model: ir.Model | Path, images: np.ndarray, level: str) -> np.ndarray:
+def _run(model: onnx.ModelProto | Path, images: np.ndarray, level: str) -> np.ndarray:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     options.log_severity_level = 4
-    source = str(model) if isinstance(model, Path) else ir.to_proto(model).SerializeToString()
+    source = str(model) if isinstance(model, Path) else model.SerializeToString()
     return onnxruntime.InferenceSession(source, options).run(None, {"input": images})[0]
 
 
 def test_a_plan_without_quantized_layers_is_bit_equal(made: Made) -> None:
     written = write_plan(made.parts, Plan({}))
     for level in LEVELS:
-        expected = _run(made.parts.graph.model, made.images, level)
+        expected = _run(ir.to_proto(made.parts.graph.model), made.images, level)
         assert np.array_equal(_run(written, made.images, level), expected), level
 
 
 def test_the_interface_and_metadata_survive(made: Made) -> None:
-    before, after = load_model(model_path()), write_plan(made.parts, _random_plan(made.options, 1))
+    before, after = load_model(model_path()), ir.from_proto(write_plan(made.parts, _random_plan(made.options, 1)))
     for side in ("inputs", "outputs"):
         old = [(v.name, v.dtype, str(v.shape)) for v in getattr(before.graph, side)]
         assert [(v.name, v.dtype, str(v.shape)) for v in getattr(after.graph, side)] == old
@@ -90,7 +91,7 @@ def test_a_mixed_plan_computes_the_same_at_every_optimization_level(made: Made, 
     # Integer kernels may round a value that lies on the edge of a step to its other side (one step, RUNTIME section 2).
     # Such flips are rare: in the mean over all logits they stay far below the noise of quantization itself, which a
     # layer quantized behind our back would add.
-    noise = np.square(reference - _run(made.parts.graph.model, made.images, LEVELS[0])).mean()
+    noise = np.square(reference - _run(ir.to_proto(made.parts.graph.model), made.images, LEVELS[0])).mean()
     for level in LEVELS[1:]:
         assert np.square(_run(written, made.images, level) - reference).mean() <= 0.05 * noise + 1e-8, level
 
@@ -99,7 +100,7 @@ def test_a_mixed_plan_computes_the_same_at_every_optimization_level(made: Made, 
 def test_each_layer_runs_as_it_was_planned(made: Made, seed: int, tmp_path: Path) -> None:
     plan = _random_plan(made.options, seed)
     path = tmp_path / "model.onnx"
-    ir.save(write_plan(made.parts, plan), path)
+    onnx.save(write_plan(made.parts, plan), path)
     layers = {layer.name: layer.nodes for layer in made.parts.structure.quantizable if layer.weight}
     ran = audit_layers(OrtCpu().audit(path), layers)
     assert {n: found == "int8" for n, found in ran.items()} == {n: plan.is_quantized(n) for n in layers}
@@ -107,7 +108,7 @@ def test_each_layer_runs_as_it_was_planned(made: Made, seed: int, tmp_path: Path
 
 def test_a_float_layer_keeps_its_exact_weights(made: Made) -> None:
     plan = _random_plan(made.options, 3)
-    written = write_plan(made.parts, plan)
+    written = ir.from_proto(write_plan(made.parts, plan))
     for layer in made.parts.structure.quantizable:
         if layer.weight and not plan.is_quantized(layer.name):
             kept = written.graph.initializers[layer.weight].const_value
@@ -116,7 +117,7 @@ def test_a_float_layer_keeps_its_exact_weights(made: Made) -> None:
 
 def test_scales_of_one_value_are_scalars(made: Made) -> None:
     """With a scale of shape [1], Clip does not fuse into the convolution and the layer runs in float."""
-    written = write_plan(made.parts, Plan(dict.fromkeys(made.options.schemes, "int8")))
+    written = ir.from_proto(write_plan(made.parts, Plan(dict.fromkeys(made.options.schemes, "int8"))))
     for node in written.graph:
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             assert all(len(v.const_value.shape) == 0 for v in node.inputs[1:] if v is not None), node.name
@@ -142,10 +143,10 @@ def test_signed_and_unsigned_weights_hold_the_same_numbers(made: Made) -> None:
 
 
 def test_predicted_bytes_are_the_file_s_within_three_percent_of_what_it_saves(made: Made) -> None:
-    empty = ir.to_proto(write_plan(made.parts, Plan({}))).ByteSize()
+    empty = write_plan(made.parts, Plan({})).ByteSize()
     costs = count_bytes(made.parts, made.options, empty)
     for scheme in ("int8", "int8-channel"):
         plan = Plan({n: scheme if scheme in found else found[0] for n, found in made.options.schemes.items()})
-        size = ir.to_proto(write_plan(made.parts, plan)).ByteSize()
+        size = write_plan(made.parts, plan).ByteSize()
         predicted = sum(costs.layer_bytes[n][s] for n, s in plan.schemes.items()) + sum(costs.tensor_bytes.values())
         assert abs(empty + predicted - size) <= 0.03 * (empty - size)

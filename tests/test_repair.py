@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 from onnx import helper
 
@@ -13,6 +12,7 @@ import planned
 from planned import Kit
 from quantsieve import example
 from quantsieve.model.units import Layer
+from quantsieve.model.walks import Walks
 from quantsieve.plan import Plan
 from quantsieve.repair import correct_along
 from quantsieve.simulate import Simulation
@@ -55,7 +55,7 @@ def test_the_mean_output_of_each_corrected_layer_is_the_float_models(
     plan = kit.plan() if seed is None else kit.random_plan(seed)
     layers = corrected_layers(kit, plan)
     plain = kit.parts()
-    parts = plain.with_corrections(correct_along(kit.executor, plain, plan, halves(kit)))
+    parts = correct_along(plain, plan, Walks(kit.executor, halves(kit), 0))
     wanted = core_means(tmp_path, _proto(plain, Plan({})), kit, layers)
     found = core_means(tmp_path, _proto(parts, plan), kit, layers)
     raw = core_means(tmp_path, _proto(plain, plan), kit, layers)
@@ -72,7 +72,7 @@ def test_the_mean_output_of_each_corrected_layer_is_the_float_models(
 
 
 def _proto(parts: Ingredients, plan: Plan) -> onnx.ModelProto:
-    return ir.to_proto(write_plan(parts, plan))
+    return write_plan(parts, plan)
 
 
 def test_it_lowers_the_error_of_a_fully_quantized_network_on_other_samples() -> None:
@@ -83,10 +83,9 @@ def test_it_lowers_the_error_of_a_fully_quantized_network_on_other_samples() -> 
     for scheme in ("int8", "int8-channel"):
         plan = kit.plan(scheme=scheme)
         plain = kit.parts()
-        corrections = correct_along(kit.executor, plain, plan, halves(kit))
         errors = [
             float(np.square(Simulation(kit.executor, parts, plan).run(feeds)["logits"].numpy() - floats).mean())
-            for parts in (plain, plain.with_corrections(corrections))
+            for parts in (plain, correct_along(plain, plan, Walks(kit.executor, halves(kit), 0)))
         ]
         assert errors[1] < 0.9 * errors[0], scheme
 
@@ -94,8 +93,8 @@ def test_it_lowers_the_error_of_a_fully_quantized_network_on_other_samples() -> 
 def test_batches_of_other_sizes_give_the_same_corrections() -> None:
     kit = kit_named("convolutions")
     plan = kit.plan()
-    split = correct_along(kit.executor, kit.parts(), plan, halves(kit)).shifts["int8"]
-    whole = correct_along(kit.executor, kit.parts(), plan, [kit.feeds]).shifts["int8"]
+    split = correct_along(kit.parts(), plan, Walks(kit.executor, halves(kit), 0)).corrections.shifts["int8"]
+    whole = correct_along(kit.parts(), plan, Walks(kit.executor, [kit.feeds], 0)).corrections.shifts["int8"]
     assert split.keys() == whole.keys()
     for name, shift in whole.items():
         np.testing.assert_allclose(split[name], shift, rtol=1e-4, atol=1e-5 * np.abs(shift).max())
@@ -112,10 +111,10 @@ def test_earlier_corrections_are_replaced_and_not_added_to() -> None:
     kit = kit_named("convolutions")
     plan = kit.plan()
     once = _shifts(kit, plan)
-    again = correct_along(kit.executor, kit.parts().with_corrections(once), plan, [kit.feeds])
+    again = correct_along(kit.parts().with_corrections(once), plan, Walks(kit.executor, [kit.feeds], 0))
     for name, shift in once.shifts["int8"].items():
-        np.testing.assert_array_equal(again.shifts["int8"][name], shift)
+        np.testing.assert_array_equal(again.corrections.shifts["int8"][name], shift)
 
 
 def _shifts(kit: Kit, plan: Plan) -> Corrections:
-    return correct_along(kit.executor, kit.parts(), plan, [kit.feeds])
+    return correct_along(kit.parts(), plan, Walks(kit.executor, [kit.feeds], 0)).corrections

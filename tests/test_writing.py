@@ -17,6 +17,7 @@ from quantsieve.model.load import load_model
 from quantsieve.model.prepare import prepare
 from quantsieve.plan import Plan, place
 from quantsieve.schemes import FLOAT
+from quantsieve.simulate import Simulation
 from quantsieve.targets.audit import audit_layers
 from quantsieve.targets.ort import OrtCpu
 
@@ -41,7 +42,7 @@ def kit(request: pytest.FixtureRequest) -> Kit:
 
 @pytest.fixture
 def no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing._Writer, "_guard", lambda self, value, name: value)
+    monkeypatch.setattr(writing._Writer, "_is_guarded", lambda self, root: False)
 
 
 def constants(path: Path) -> dict[str, np.ndarray]:
@@ -109,6 +110,47 @@ def test_writing_leaves_the_prepared_model_as_it_was(kit: Kit) -> None:
     assert ir.to_proto(kit.graph.model).SerializeToString() == before
 
 
+def test_the_file_spends_no_byte_on_shapes_in_between(tmp_path: Path, kit: Kit) -> None:
+    for plan in (Plan({}), kit.random_plan(1)):
+        assert not onnx.load(planned.save_plan(tmp_path, kit, plan)).graph.value_info
+
+
+def test_what_a_subgraph_reads_from_outside_is_rounded_for_it_too(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    node, value = planned.node, onnx.helper.make_tensor_value_info
+    branches = {
+        f"{branch}_branch": onnx.helper.make_graph(
+            [node(op, ["c"], [branch], name=op)], branch, [], [value(branch, onnx.TensorProto.FLOAT, None)]
+        )
+        for branch, op in (("then", "Neg"), ("else", "Abs"))
+    }
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], name="conv"),
+        node("ReduceSum", ["x"], ["total"], name="total", keepdims=0),
+        node("Greater", ["total", "zero"], ["flag"], name="flag"),
+        node("If", ["flag"], ["y"], name="if", **branches),
+    ]
+    shape = ["n", 2, 4, 4]
+    ends = [[value(name, onnx.TensorProto.FLOAT, shape)] for name in "xy"]
+    weight = numpy_helper.from_array(draw.standard_normal((2, 2, 1, 1)).astype(np.float32), "w")
+    graph = onnx.helper.make_graph(nodes, "g", *ends, [weight, numpy_helper.from_array(np.float32(0), "zero")])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    kit = planned.kit_of(model, {"x": draw.standard_normal((8, 2, 4, 4)).astype(np.float32)})
+    path = planned.save_plan(tmp_path, kit, kit.plan("conv"))
+    readers = [found.op_type for found in _nodes(onnx.load(path).graph) if "c" in found.input]
+    assert readers == ["QuantizeLinear"]
+    simulated = Simulation(kit.executor, kit.parts(), kit.plan("conv")).run(kit.feeds)["y"].numpy()
+    np.testing.assert_allclose(planned.run_file(path, kit.feeds, "off")["y"], simulated, atol=1e-5)
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)
+
+
 def test_equal_plans_give_equal_bytes(tmp_path: Path, kit: Kit) -> None:
     plan = kit.random_plan(3)
     backwards = Plan(dict(reversed(plan.schemes.items())))
@@ -169,7 +211,7 @@ def test_without_its_guard_a_float_layer_is_quantized_at_load(tmp_path: Path, ne
 
 def unguarded(folder: Path, kit: Kit, plan: Plan) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writing._Writer, "_guard", lambda self, value, name: value)
+        patch.setattr(writing._Writer, "_is_guarded", lambda self, root: False)
         return planned.save_plan(folder, kit, plan, exact_type(), "unguarded.onnx")
 
 
@@ -288,10 +330,10 @@ def test_predicted_bytes_are_those_of_the_file(share: float, scheme: str) -> Non
     draw = np.random.default_rng(int(10 * share))
     plan = kit.plan(*(name for name in kit.options.schemes if draw.random() <= share), scheme=scheme)
     parts = kit.parts()
-    empty = ir.to_proto(writing.write_plan(parts, writing.FLOAT_PLAN)).ByteSize()
+    empty = writing.write_plan(parts, writing.FLOAT_PLAN).ByteSize()
     costs = writing.count_bytes(parts, kit.options, empty)
     layers = sum(costs.layer_bytes[name][chosen] for name, chosen in plan.schemes.items())
     tensors = sum(costs.tensor_bytes[root] for root in place(kit.graph, kit.structure, plan).roots)
-    written = ir.to_proto(writing.write_plan(parts, plan)).ByteSize() - empty
+    written = writing.write_plan(parts, plan).ByteSize() - empty
     assert written < 0
     assert layers + tensors == pytest.approx(written, rel=0.03)

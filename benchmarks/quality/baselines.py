@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
 from benchmarks.quality.accounting import cpu_seconds
 from benchmarks.quality.records import Entry, Method
 from benchmarks.quality.zoo import THREADS, ZooModel, ort_run
@@ -61,7 +60,7 @@ class Workshop:
 
     def write(self, plan: Plan, path: Path) -> None:
         """The plan's model as a file."""
-        path.write_bytes(ir.to_proto(write_plan(self.ingredients, plan)).SerializeToString())
+        path.write_bytes(write_plan(self.ingredients, plan).SerializeToString())
 
     def _prefix(self, k: int) -> list[str]:
         names: list[str] = []

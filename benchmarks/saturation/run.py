@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 from benchmarks.saturation.emulate import PROCESSOR, answers
 
 from quantsieve import example
@@ -84,10 +83,10 @@ def _write(folder: Path) -> dict[str, np.ndarray]:
     simulated = {}
     for kind in WEIGHT_TYPES:
         parts = Ingredients(graph, structure, calibration, NO_CORRECTIONS, by_name(discover()), kind)
-        onnx.save(ir.to_proto(write_plan(parts, FLOAT_PLAN)), folder / "float.onnx")
+        onnx.save(write_plan(parts, FLOAT_PLAN), folder / "float.onnx")
         for scheme in SCHEMES:
             plan = full_plan(options, scheme)
-            onnx.save(ir.to_proto(write_plan(parts, plan)), folder / f"{scheme}-{kind}.onnx")
+            onnx.save(write_plan(parts, plan), folder / f"{scheme}-{kind}.onnx")
             values = Simulation(executor, parts, plan).run({"input": feeds["x"]})
             simulated[scheme] = values[graph.outputs[0].name].numpy().copy()
     return simulated

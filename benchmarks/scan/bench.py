@@ -21,7 +21,7 @@ from quantsieve.model.load import load_model
 from quantsieve.model.prepare import prepare
 from quantsieve.model.units import find_structure
 from quantsieve.plan import Options, Plan, find_options, place
-from quantsieve.run.line import BATCH_BYTES
+from quantsieve.run.memory import BATCH_BYTES
 from quantsieve.schemes import Scheme
 from quantsieve.sensitivity.suffix import Source, find_sources
 
@@ -62,9 +62,9 @@ class Bench:
         known = set(self.sources)
         found = {}
         for layer in self.options.schemes:
-            roots = place(self.graph, structure, Plan({layer: SCHEME})).roots
+            roots = place(self.graph, structure, Plan({layer: self.scheme.name})).roots
             wanted = [
-                Source("weight", layer, SCHEME),
+                Source("weight", layer, self.scheme.name),
                 *(Source("tensor", root, self.scheme.activation) for root in roots),
             ]
             found[layer] = tuple(source for source in wanted if source in known)
@@ -78,14 +78,22 @@ def open_bench(name: str, zoo: Path, scratch: Path) -> Bench:
     return bench_of(name, prepared, calibration, samples)
 
 
-def bench_of(name: str, prepared: ir.Model, calibration: Sequence[Batch], samples: Sequence[Batch]) -> Bench:
-    """calibration, samples: single samples with their count of 1; stacked here where all have one shape."""
+def bench_of(
+    name: str,
+    prepared: ir.Model,
+    calibration: Sequence[Batch],
+    samples: Sequence[Batch],
+    most: int = NUM_SAMPLES,
+    scheme_name: str = SCHEME,
+) -> Bench:
+    """calibration, samples: single samples with their count of 1; stacked here, at most `most` of them, where all have
+    one shape."""
     graph = Graph(prepared)
     executor = Executor(graph, find_structure(graph))
-    size = int(np.clip(BATCH_BYTES // max(1, executor.bytes_per_sample(samples[0][0])), 1, NUM_SAMPLES))
+    size = int(np.clip(BATCH_BYTES // max(1, executor.bytes_per_sample(samples[0][0])), 1, most))
     fed = _stacked(calibration, size)
     facts = calibrate(executor, fed)
-    scheme = schemes.get(SCHEME)
+    scheme = schemes.get(scheme_name)
     options = find_options(graph, executor.structure, facts, [scheme])
     sources = find_sources(executor, options, [scheme])
     data = ir.to_proto(prepared).SerializeToString()

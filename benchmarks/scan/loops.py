@@ -5,6 +5,7 @@ the ranges, so its prices are also the reference that the scan's are compared wi
 """
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +17,26 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 from quantsieve.model.execute import Affine
 from quantsieve.model.units import find_structure
+from quantsieve.sensitivity.metrics import kl_div
 from quantsieve.sensitivity.suffix import Source, error_vectors
 from quantsieve.weights import NO_CORRECTIONS, integers
 
+GUARDS = ("WeightBiasQuantization",)  # else onnxruntime rounds the weights behind a rounded tensor, too
 Outputs = list[dict[str, np.ndarray]]  # float outputs by batch
 
 
-def fake_quantized(bench: Bench, source: Source) -> onnx.ModelProto:
-    """The whole model with that one source in it."""
+def fake_quantized(bench: Bench, *sources: Source) -> onnx.ModelProto:
+    """The whole model with those sources in it, one or several."""
     proto = onnx.ModelProto.FromString(bench.proto)
-    if source.kind == "tensor":
-        _round(proto, source.owner, bench.calibration.ranges[source.owner].affine(source.form))
-        return proto
+    for source in sources:
+        if source.kind == "tensor":
+            _round(proto, source.owner, bench.calibration.ranges[source.owner].affine(source.form))
+        else:
+            _reweight(proto, bench, source)
+    return proto
+
+
+def _reweight(proto: onnx.ModelProto, bench: Bench, source: Source) -> None:
     layer = find_structure(bench.graph).layer(source.owner)
     made = integers(bench.graph, layer, bench.scheme, bench.calibration, NO_CORRECTIONS)
     arrays = {layer.weight: made.weight.dequantized()}
@@ -36,18 +45,15 @@ def fake_quantized(bench: Bench, source: Source) -> onnx.ModelProto:
     for constant in proto.graph.initializer:
         if constant.name in arrays:
             constant.CopyFrom(numpy_helper.from_array(arrays[constant.name], constant.name))
-    return proto
 
 
-def whole_run(bench: Bench, proto: bytes) -> Outputs:
-    """A new session, as a loop over files has it, and all samples."""
+def whole_run(bench: Bench, proto: bytes, disabled: Sequence[str] = GUARDS) -> Outputs:
+    """A new session, as a loop over files has it, and all samples. disabled: optimizers of onnxruntime."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    # Else onnxruntime rounds the weights behind a rounded tensor, too.
-    guards = ["WeightBiasQuantization"]
     session = onnxruntime.InferenceSession(
-        proto, options, providers=["CPUExecutionProvider"], disabled_optimizers=guards
+        proto, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(disabled)
     )
     names = [output.name for output in session.get_outputs()]
     found = [dict(zip(names, session.run(names, feeds), strict=True)) for feeds, _ in bench.batches]
@@ -55,12 +61,26 @@ def whole_run(bench: Bench, proto: bytes) -> Outputs:
 
 
 def price(bench: Bench, outputs: Outputs, reference: Outputs) -> float:
-    """Mean relative squared error; an output that was renamed by rounding it counts under its old name."""
-    errors = []
-    for (_, count), got, wanted in zip(bench.batches, outputs, reference, strict=True):
-        named = {name: got[name] if name in got else got[name + _BACK] for name in wanted}
-        errors.append(error_vectors(named, wanted, bench.calibration.output_variance, count)[0])
+    """Mean relative squared error."""
+    errors = [
+        error_vectors(renamed(got, wanted), wanted, bench.calibration.output_variance, count)[0]
+        for (_, count), got, wanted in zip(bench.batches, outputs, reference, strict=True)
+    ]
     return float(np.concatenate(errors).mean())
+
+
+def divergence(outputs: Outputs, reference: Outputs) -> float:
+    """Mean KL divergence in nats over the samples and outputs."""
+    values = [
+        np.mean([kl_div(array, renamed(got, wanted)[name]) for name, array in wanted.items()], axis=0)
+        for got, wanted in zip(outputs, reference, strict=True)
+    ]
+    return float(np.concatenate(values).mean())
+
+
+def renamed(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """An output that was renamed by rounding it stands under its old name."""
+    return {name: got[name] if name in got else got[name + _BACK] for name in wanted}
 
 
 class _Reader(CalibrationDataReader):
@@ -83,6 +103,7 @@ def requantized(bench: Bench, layer: str) -> bytes:
             _Reader(bench.calibration_batches),
             quant_format=QuantFormat.QDQ,
             nodes_to_quantize=nodes,
+            per_channel=bench.scheme.per_channel,
             weight_type=QuantType.QInt8,
             activation_type=QuantType.QUInt8,
         )

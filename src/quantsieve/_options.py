@@ -31,6 +31,20 @@ class Duration(click.ParamType):
         return float(found[1]) * _SECONDS[found[2]]
 
 
+class Size(click.ParamType):
+    """Bytes from '2000000000', '512M' or '1.5G'; 1K is 1024."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", str(value).strip().lower())
+        if found is None:
+            self.fail(f"{value!r} is no size such as 2000000000, 512M or 4G.", param, ctx)
+        return round(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
+
+
 class Names(click.ParamType):
     """A tuple of names from a text with commas."""
 
@@ -43,6 +57,19 @@ class Names(click.ParamType):
         if not names:
             self.fail("at least one name is needed.", param, ctx)
         return names
+
+
+class Weights(click.ParamType):
+    """Two numbers from a text with a comma."""
+
+    name = "weights"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
+        try:
+            first, second = (float(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is no pair of numbers such as 0.5,0.5.", param, ctx)
+        return first, second
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +115,18 @@ class Search:
     workers: int
     timeout: float | None  # seconds
     max_trials: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What the scores of a scan are."""
+
+    metric: str
+    mode: str
+    samples: int | None
+    per_output: bool
+    per_channel: bool
+    combined_weights: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +277,14 @@ workers_option = click.option(
     help="Probes of the scan that run at once.",
 )
 
+memory_option = click.option(
+    "--memory-limit",
+    type=Size(),
+    metavar="SIZE",
+    help="Memory to take beside the model, such as 512M or 4G.",
+    show_default="half of what is free",
+)
+
 search_options = _group(
     "search",
     Search,
@@ -284,6 +331,43 @@ scan_option = click.option(
     metavar="SCAN.json",
     help="Never quantize the layers that it marks keep_float.",
     show_default="none",
+)
+
+scoring_options = _group(
+    "scoring",
+    Scoring,
+    (
+        click.option(
+            "--metric",
+            metavar="NAME",
+            default="relative_mse",
+            help="Of the outputs: relative_mse, mse, sqnr, kl_div, cos, top1, top5, max_abs; accuracy, agreement, "
+            "fidelity, or quality for the one that tune takes; or file.py:function.",
+        ),
+        click.option(
+            "--mode",
+            type=click.Choice(["alone", "rescue"]),
+            default="alone",
+            help="Quantize each layer alone, or all but one.",
+        ),
+        click.option(
+            "--samples",
+            type=click.IntRange(min=1),
+            metavar="N",
+            default=None,
+            show_default="until the order is settled, 64 at most",
+            help="Samples that scores are means over.",
+        ),
+        click.option("--per-output", is_flag=True, help="Tell the metric's value of each output as well."),
+        click.option("--per-channel", is_flag=True, help="Tell its value of each channel of each output as well."),
+        click.option(
+            "--combined-weights",
+            type=Weights(),
+            metavar="LOCAL,ACCUMULATED",
+            default="0.5,0.5",
+            help="Weights of both errors in the rank of the tensors.",
+        ),
+    ),
 )
 
 pick_options = _group(
@@ -355,20 +439,6 @@ threads_option = click.option(
 )
 samples_option = click.option(
     "--samples", type=click.IntRange(min=1), metavar="N", default=32, help="Samples of the sensitivity scan."
-)
-mode_option = click.option(
-    "--mode",
-    type=click.Choice(["alone", "rescue"]),
-    default="alone",
-    help="Quantize each layer alone, or all but one.",
-)
-race_option = click.option(
-    "--samples",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=None,
-    show_default="until the order is settled, 64 at most",
-    help="Samples that scores are means over.",
 )
 max_samples_option = click.option(
     "--max-samples",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 120  # columns where stdout is no terminal and COLUMNS is not set
 _GAP = 2
+_MOST_OUTPUTS = 3  # that a table of scores has columns for
 _NARROW = 110  # below it, why a layer cannot be quantized becomes a number explained under the table
 
 
@@ -192,14 +193,18 @@ def _show_layers(console: Console, layers: Sequence[LayerFacts]) -> None:
 
 def show_scan(console: Console, found: "ScanResult") -> None:
     """What each layer costs under each scheme, the dearest first, then the layers that stay float."""
+    is_decibel = found.metric.unit == "dB"
+    outputs = tuple(dict.fromkeys(name for s in found.layers for name in s.outputs))
+    shown = outputs if len(outputs) <= _MOST_OUTPUTS else ()
     rows = [
         (
             str(number),
             plain(s.layer),
             s.scheme,
-            f"{s.value:.2e}",
-            f"{s.low:.1e} to {s.high:.1e}",
+            f"{s.value:.1f}" if is_decibel else f"{s.value:.2e}",
+            f"{s.low:.1f} to {s.high:.1f}" if is_decibel else f"{s.low:.1e} to {s.high:.1e}",
             "tie" if s.tie else "",
+            *(f"{s.outputs[name]:.1f}" if is_decibel else f"{s.outputs[name]:.1e}" for name in shown),
         )
         for number, s in enumerate(found.layers, start=1)
     ]
@@ -208,17 +213,20 @@ def show_scan(console: Console, found: "ScanResult") -> None:
             Column("rank", right=True),
             Column("layer", shrinks=True),
             Column("scheme"),
-            Column("score", right=True),
+            Column("score dB" if is_decibel else "score", right=True),
             Column("95 %"),
             Column("with next"),
+            *(Column(shorten(plain(name), 12), right=True) for name in shown),
         )
         print_table(console, columns, rows)
         console.print(
             Text(
-                f"\nScore: {found.metric['text']}, on {found.num_samples} samples; higher is worse. A tie: the "
-                "paired difference to the next row may be 0 (95 %)."
+                f"\nScore: {plain(found.metric.text)}, on {found.num_samples} samples; {found.metric.direction}. "
+                "A tie: the paired difference to the next row may be 0 (95 %)."
             )
         )
+        if len(outputs) > len(shown) or any(s.channels for s in found.layers):
+            console.print(Text("The JSON document (-o FILE or --json) holds the values of each output or channel."))
     else:
         console.print(Text("No layer of this model can be quantized."))
     if found.refused:

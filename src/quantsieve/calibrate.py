@@ -14,7 +14,7 @@ from quantsieve.errors import InputError
 from quantsieve.model.execute import Affine, Executor
 from quantsieve.schemes._affine import activation_parameters
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)

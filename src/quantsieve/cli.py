@@ -58,6 +58,7 @@ def program() -> None:
 @opt.max_samples_option
 @opt.threads_option
 @opt.limit_option
+@opt.memory_option
 @opt.writing_options
 @opt.output_options
 def tune(
@@ -72,6 +73,7 @@ def tune(
     max_samples: int | None,
     threads: int,
     limit_s: float,
+    memory_limit: int | None,
     writing: opt.Writing,
     output: opt.Output,
 ) -> None:
@@ -110,6 +112,7 @@ def tune(
                 samples=samples,
                 max_samples=max_samples,
                 limit_s=limit_s,
+                memory_limit=memory_limit,
                 progress=progress,
             )
     except KeyboardInterrupt:
@@ -134,9 +137,9 @@ def inspect(model: str, output: opt.Output) -> None:
 @opt.source_options
 @opt.image_options
 @opt.schemes_option
-@opt.mode_option
-@opt.race_option
+@opt.scoring_options
 @opt.workers_option
+@opt.memory_option
 @opt.writing_options
 @opt.output_options
 def scan(
@@ -145,9 +148,9 @@ def scan(
     source: opt.Source,
     images: opt.Images,
     schemes: tuple[str, ...],
-    mode: str,
-    samples: int | None,
+    scoring: opt.Scoring,
     workers: int,
+    memory_limit: int | None,
     writing: opt.Writing,
     output: opt.Output,
 ) -> None:
@@ -166,9 +169,14 @@ def scan(
             class_names=_class_names(images),
             schemes=schemes,
             seed=source.seed,
-            mode=mode,
-            samples=samples,
+            mode=scoring.mode,
+            metric=scoring.metric,
+            per_output=scoring.per_output,
+            per_channel=scoring.per_channel,
+            combined_weights=scoring.combined_weights,
+            samples=scoring.samples,
             workers=workers,
+            memory_limit=memory_limit,
             weight_type=writing.weight_type,
             bias_correction=writing.bias_correction,
             output=path,

@@ -9,13 +9,14 @@ import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import onnx_ir as ir
 
 from quantsieve import schemes
 from quantsieve.errors import UnsupportedModel
 from quantsieve.model.graph import Graph, GraphValue, inner_constants
-from quantsieve.model.load import file_bytes, load_model
+from quantsieve.model.load import file_bytes, open_model
 from quantsieve.model.prepare import outline, prepare
 from quantsieve.model.units import WEIGHTED, Layer, find_structure, reads
 from quantsieve.schemes import Scheme
@@ -78,12 +79,17 @@ def inspect(path: str | Path) -> Inspection:
 
     Raises InputError when there is no readable ONNX file, UnsupportedModel when it has no graph or is 2 GiB.
     """
-    path = Path(path)
-    original = load_model(path)
+    with TemporaryDirectory(prefix="quantsieve-") as folder:
+        return _inspect(Path(path), Path(folder))
+
+
+def _inspect(path: Path, folder: Path) -> Inspection:
+    """folder: for large constants, instead of memory."""
+    original = open_model(path)
     size_bytes = file_bytes(path)
     given = Graph(original)
     counts = _count_ops(original)
-    prepared, notes = _prepare(original, size_bytes)
+    prepared, notes = _prepare(original, size_bytes, folder)
     graph = Graph(prepared)
     known = schemes.discover()
     layers = tuple(_layer_facts(graph, layer, known) for layer in find_structure(graph).layers)
@@ -113,9 +119,9 @@ def inspect(path: str | Path) -> Inspection:
     )
 
 
-def _prepare(model: ir.Model, size_bytes: int) -> tuple[ir.Model, tuple[str, ...]]:
+def _prepare(model: ir.Model, size_bytes: int, folder: Path) -> tuple[ir.Model, tuple[str, ...]]:
     try:
-        ready, prepared = prepare(model, (), size_bytes)
+        ready, prepared = prepare(model, (), size_bytes, folder)
     except UnsupportedModel as error:
         return outline(model), (f"this model cannot be tuned: {error}",)
     return ready, prepared.notes

@@ -12,48 +12,68 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from quantsieve.model.execute import Executor, Values
-from quantsieve.plan import Plan
-from quantsieve.simulate import Simulation, fake_weights
+from quantsieve.model.execute import Affine, Executor, Values
+from quantsieve.model.units import Layer
+from quantsieve.model.walks import Walk, Walks
+from quantsieve.plan import Plan, place
+from quantsieve.simulate import fake_weights, roundings
 from quantsieve.weights import NO_CORRECTIONS, Corrections, Ingredients, channel_means, constants
 
-VERSION = 1
+VERSION = 2
 
 
-def correct_along(
-    executor: Executor, parts: Ingredients, plan: Plan, batches: Sequence[Mapping[str, np.ndarray]]
-) -> Corrections:
-    """Corrections for exactly this plan. batches: feeds of the samples that `calibration.mean_inputs` is the mean of.
+def correct_along(parts: Ingredients, plan: Plan, walks: Walks) -> Ingredients:
+    """The same with corrections for exactly this plan, in place of others.
 
-    Holds the live values of all batches at once; the caller bounds them.
+    walks: on the samples that `calibration.mean_inputs` is the mean of; of no other use. Holds the live values of all
+    its batches at once; the caller bounds them.
     """
+    executor, walk = walks.executor, Walk(walks)
     plain = parts.with_corrections(NO_CORRECTIONS)
-    simulation = Simulation(executor, plain, plan)
-    states = [executor.feed_values(feeds) for feeds in batches]
     shifts: dict[str, dict[str, np.ndarray]] = {}
+    corrected = plain.with_corrections(Corrections(shifts))  # a layer is rounded when its shift is known
+    outputs, all_reads = roundings(plain, place(parts.graph, parts.structure, plan))
     for index, layer in enumerate(executor.steps):
         name = layer.name if layer is not None else ""
-        reads = simulation.reads.get(name, {})
-        weights = None
-        if layer is not None and layer.weight is not None and plan.is_quantized(name):
-            scheme = plan.scheme(name)
-            wanted = parts.calibration.mean_inputs.get(name)
-            if wanted is not None and layer.bias is not None:
-                affine = reads.get(layer.inputs[0])
-                mean = _mean([_read(executor, state, layer.inputs[0], affine) for state in states])
-                rounded, _ = fake_weights(plain, layer, scheme)
-                got = executor.core_output(layer, mean, rounded)
-                aim = executor.core_output(layer, wanted, constants(parts.graph, layer)[0])
-                shifts.setdefault(scheme, {})[name] = channel_means(got - aim, layer)
-            weights = fake_weights(parts.with_corrections(Corrections(shifts)), layer, scheme)
-        for state in states:
-            executor.run_step(index, state, weights, reads, simulation.outputs)
-    return Corrections(shifts)
+        reads, scheme = all_reads.get(name, {}), plan.scheme(name)
+        is_rounded = layer is not None and layer.weight is not None and plan.is_quantized(name)
+        decision = scheme if is_rounded else "", tuple(reads), tuple(n for n in executor.makes(index) if n in outputs)
+        step = walk.follow(decision)
+        weights = shift = None
+        if layer is not None and is_rounded:
+            shift = _shift(executor, plain, layer, scheme, walk.states, reads) if step is None else step.note
+            if isinstance(shift, np.ndarray):
+                shifts.setdefault(scheme, {})[name] = shift
+            weights = fake_weights(corrected, layer, scheme) if step is None else None
+        if step is None:
+            made = [executor.made_rounded(index, state, weights, reads, outputs) for state in walk.states]
+            walk.take(decision, made, shift)
+    return corrected
 
 
-def _read(executor: Executor, state: Values, name: str, affine: object) -> np.ndarray:
-    value = state[name] if affine is None else executor.round(state[name], affine)  # type: ignore[arg-type]
-    return value.numpy().copy() if affine is not None else value.numpy()
+def _shift(
+    executor: Executor,
+    plain: Ingredients,
+    layer: Layer,
+    scheme: str,
+    states: Sequence[Values],
+    reads: Mapping[str, Affine],
+) -> np.ndarray | None:
+    """float32 (channels,): the mean error before the activation; None where nothing can be corrected."""
+    wanted = plain.calibration.mean_inputs.get(layer.name)
+    if wanted is None or layer.bias is None:
+        return None
+    name = layer.inputs[0]
+    mean = _mean([_read(executor, state, name, reads.get(name)) for state in states])
+    rounded, _ = fake_weights(plain, layer, scheme)
+    got = executor.core_output(layer, mean, rounded)
+    aim = executor.core_output(layer, wanted, constants(plain.graph, layer)[0])
+    return channel_means(got - aim, layer)
+
+
+def _read(executor: Executor, state: Values, name: str, affine: Affine | None) -> np.ndarray:
+    value = state[name].numpy()
+    return value if affine is None else executor.rounded(value, affine)
 
 
 def _mean(arrays: Sequence[np.ndarray]) -> np.ndarray:

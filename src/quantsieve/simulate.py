@@ -7,38 +7,55 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from quantsieve.model.execute import Affine, Executor, Values
+from quantsieve.model.execute import Affine, Executor, Values, Weights
 from quantsieve.model.units import Layer
-from quantsieve.plan import Plan, place
+from quantsieve.model.walks import Walk, Walks
+from quantsieve.plan import Placement, Plan, place
 from quantsieve.weights import Ingredients, constants
 
-Weights = tuple[np.ndarray, np.ndarray | None]
+Formats = Mapping[str, Affine]
 
 
 class Simulation:
     """One plan made ready to run on any number of batches."""
 
     def __init__(self, executor: Executor, parts: Ingredients, plan: Plan):
-        placement = place(parts.graph, parts.structure, plan)
         self._executor = executor
+        self._plan, self._corrections = plan, parts.corrections
+        placement = place(parts.graph, parts.structure, plan)
+        self.outputs, self.reads = roundings(parts, placement)
+        self.roots = placement.roots  # every tensor that is rounded somewhere
         self.weights = {
             layer.name: fake_weights(parts, layer, plan.scheme(layer.name))
             for layer in parts.structure.quantizable
             if plan.is_quantized(layer.name) and layer.weight is not None
         }
-        self.outputs = {root: parts.affine(root) for root in placement.outputs}
-        self.reads: Mapping[str, Mapping[str, Affine]] = {
-            layer: {name: parts.affine(root) for name, root in pairs} for layer, pairs in placement.reads.items()
-        }
-        self.roots = placement.roots  # every tensor that is rounded somewhere
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Values:
         """Outputs of the graph by name, for one batch."""
-        values = self._executor.feed_values(feeds)
-        for index, layer in enumerate(self._executor.steps):
+        return self.walk(Walks(self._executor, [feeds], 0))[0]
+
+    def walk(self, walks: Walks) -> list[Values]:
+        """Outputs of the graph by name, of each of the batches that are walked."""
+        executor, walk = self._executor, Walk(walks)
+        for index, layer in enumerate(executor.steps):
             name = layer.name if layer is not None else ""
-            self._executor.run_step(index, values, self.weights.get(name), self.reads.get(name, {}), self.outputs)
-        return values
+            reads, shift = self.reads.get(name, {}), self._corrections.shift(self._plan.scheme(name), name)
+            rounded = tuple(made for made in executor.makes(index) if made in self.outputs)
+            correction = shift.tobytes() if shift is not None else None
+            decision = (self._plan.scheme(name), correction, tuple(reads), rounded)
+            if walk.follow(decision) is None:
+                weights = self.weights.get(name)
+                made = [executor.made_rounded(index, s, weights, reads, self.outputs) for s in walk.states]
+                walk.take(decision, made)
+        return walk.states
+
+
+def roundings(parts: Ingredients, placement: Placement) -> tuple[Formats, Mapping[str, Formats]]:
+    """Made values that are rounded for all readers; by layer, values that it alone reads rounded."""
+    outputs = {root: parts.affine(root) for root in placement.outputs}
+    reads = {layer: {name: parts.affine(root) for name, root in pairs} for layer, pairs in placement.reads.items()}
+    return outputs, reads
 
 
 def fake_weights(parts: Ingredients, layer: Layer, scheme: str) -> Weights:

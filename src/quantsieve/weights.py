@@ -7,7 +7,7 @@ quantization through weight equalization and bias correction", section 4.2, with
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -89,13 +89,19 @@ class Ingredients:
     corrections: Corrections
     schemes: Mapping[str, Scheme]
     weight_type: str = "s8"  # 's8' or 'u8': the same numbers, in the type that the target multiplies exactly
+    # By layer and scheme, what was rounded under these corrections: a walk, a simulation and a file ask in turn.
+    _made: dict[tuple[str, str], QuantizedLayer] = field(default_factory=dict, compare=False, repr=False)
 
     def affine(self, root: str) -> Affine:
         form = next(iter(self.schemes.values())).activation
         return self.calibration.ranges[root].affine(form)
 
     def integers(self, layer: Layer, scheme: str) -> QuantizedLayer:
-        return integers(self.graph, layer, self.schemes[scheme], self.calibration, self.corrections)
+        made = self._made.get((layer.name, scheme))
+        if made is None:
+            made = integers(self.graph, layer, self.schemes[scheme], self.calibration, self.corrections)
+            self._made[layer.name, scheme] = made
+        return made
 
     def with_corrections(self, corrections: Corrections) -> "Ingredients":
-        return replace(self, corrections=corrections)
+        return self if corrections is self.corrections else replace(self, corrections=corrections, _made={})

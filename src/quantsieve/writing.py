@@ -6,9 +6,10 @@ activation; a DQ in front of a layout op is only carried to the kernel when a pa
 Names of inputs, outputs, kept nodes and weights stay; new names are short, since small models pay for every byte.
 """
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 import onnx
-import onnx_ir as ir
 
 from quantsieve.model.execute import Affine
 from quantsieve.model.units import Layer, Tensor, layout_root
@@ -16,37 +17,44 @@ from quantsieve.plan import Options, Placement, Plan, place
 from quantsieve.search.prices import Costs
 from quantsieve.weights import Ingredients
 
-VERSION = 1
+VERSION = 2
 
 
 FLOAT_PLAN = Plan({})
 
 
-def write_plan(parts: Ingredients, plan: Plan) -> ir.Model:
+def write_plan(parts: Ingredients, plan: Plan) -> onnx.ModelProto:
     """A new model with the plan's layers quantized; the prepared model is not touched.
 
     A plan without quantized layers gives a model with the prepared model's nodes and weights, bit for bit.
     """
-    model = ir.from_proto(ir.to_proto(parts.graph.model))
+    model = onnx.ModelProto()
+    model.CopyFrom(parts.graph.skeleton)
     if any(plan.is_quantized(layer.name) for layer in parts.structure.quantizable):
-        _Writer(model, parts, plan, place(parts.graph, parts.structure, plan)).write()
-    _forget_inferred_types(model)
+        _Writer(model.graph, parts, plan, place(parts.graph, parts.structure, plan)).write()
+    else:
+        model.graph.initializer.extend(map(parts.graph.constant_proto, parts.graph.constants))
     return model
 
 
 class _Writer:
-    """Edits one model; lives for one call."""
+    """Edits one graph without initializers, and adds them; lives for one call."""
 
-    def __init__(self, model: ir.Model, parts: Ingredients, plan: Plan, placement: Placement):
-        self.graph = model.graph
+    def __init__(self, graph: onnx.GraphProto, parts: Ingredients, plan: Plan, placement: Placement):
+        self.graph = graph
         self.parts = parts
         self.plan = plan
         self.placement = placement
-        self.values: dict[str, ir.Value] = {v.name: v for node in model.graph for v in node.outputs if v.name}
-        self.values |= {v.name or "": v for v in [*model.graph.inputs, *model.graph.initializers.values()]}
-        self.nodes = {node.name or "": node for node in model.graph}
-        self.taken = {name for name in self.values if name} | {name for name in self.nodes if name}
-        self.shared: dict[tuple[str, bytes], ir.Value] = {}
+        self.before: dict[str, list[onnx.NodeProto]] = {}  # new nodes, by the node that they stand in front of
+        self.after: dict[str, list[onnx.NodeProto]] = {}
+        self.first: list[onnx.NodeProto] = []
+        self.nodes = {node.name: node for node in graph.node}
+        self.producers = {name: node.name for node in graph.node for name in node.output}
+        self.readers = _readers(graph.node)
+        self.constants: list[onnx.TensorProto] = []
+        self.shared: dict[tuple[str, bytes], str] = {}
+        values = {value.name for value in graph.input} | set(self.producers) | set(parts.graph.constants)
+        self.taken = {name for name in values | set(self.nodes) if name}
         self.count = 0
 
     def write(self) -> None:
@@ -56,22 +64,22 @@ class _Writer:
                 self._write_weights(layer)
         for root in self.placement.outputs:
             self._round_output(root)
-        pairs: dict[str, ir.Value] = {}
+        pairs: dict[str, str] = {}
         for layer in quantized:
             for name, root in self.placement.reads.get(layer.name, ()):
                 if name not in pairs:
-                    pairs[name] = self._pair(self.values[name], self.parts.affine(root), None)
-                self._replace_reads(layer, name, pairs[name])
-        again: dict[str, ir.Value] = {}
+                    pairs[name] = self._round_read(name, root)
+                _rename_input(self.nodes[layer.nodes[0]], name, pairs[name])
+        again: dict[str, str] = {}
         rounded = set(self.placement.outputs)
         for layer in quantized:  # behind layout ops the pair is repeated, so that the kernel finds it
             for name in layer.inputs:
                 root = layout_root(self.parts.graph, name)
                 if root in rounded and name != root:
                     if name not in again:
-                        again[name] = self._pair(self.values[name], self.parts.affine(root), None)
-                    self._replace_reads(layer, name, again[name])
-        self._remove_unused_constants()
+                        again[name] = self._round_read(name, root)
+                    _rename_input(self.nodes[layer.nodes[0]], name, again[name])
+        self._put_together()
 
     # --- parts of the edit ------------------------------------------------------------------------------------
 
@@ -89,7 +97,7 @@ class _Writer:
 
     def _dequantize(
         self,
-        node: ir.Node,
+        node: onnx.NodeProto,
         index: int,
         ints: np.ndarray,
         scale: np.ndarray,
@@ -99,79 +107,76 @@ class _Writer:
         inputs = [self._constant("w", ints), self._shared_constant("s", scale)]
         if zero_point is not None:
             inputs.append(self._shared_constant("z", zero_point))
-        attributes = {"axis": axis} if axis not in (None, 1) else {}  # 1 is the default
-        made = ir.node("DequantizeLinear", inputs, name=self._fresh("D"), attributes=attributes)
-        made.outputs[0].name = self._fresh("d")
-        self.graph.insert_before(node, made)
-        node.replace_input_with(index, made.outputs[0])
+        made = self._node("DequantizeLinear", inputs, "D")
+        if axis not in (None, 1):  # 1 is the default
+            made.attribute.append(onnx.helper.make_attribute("axis", axis))
+        self.before.setdefault(node.name, []).append(made)
+        node.input[index] = made.output[0]
 
     def _round_output(self, root: str) -> None:
-        value = self.values[root]
-        readers = [(node, i) for node, i in value.uses()]
-        is_output = value.is_graph_output()
-        source = self._guard(value, root)
-        rounded = self._pair(source, self.parts.affine(root), source.producer())
-        for node, index in readers:
-            node.replace_input_with(index, rounded)
-        if is_output:
-            rounded.name, value.name = root, self._fresh("o")
-            rounded.type, rounded.shape = value.type, value.shape
-            for i, output in enumerate(self.graph.outputs):
-                if output is value:
-                    self.graph.outputs[i] = rounded
+        """Round a value for all who read it, the world included. Its layer is quantized, so it needs no guard."""
+        producer, affine = self.producers[root], self.parts.affine(root)
+        if root in self.parts.graph.output_names:  # the rounded value takes the name
+            source = self._fresh("o")
+            outputs = self.nodes[producer].output
+            outputs[list(outputs).index(root)] = source
+            made = self._pair(source, affine, root)
+        else:
+            made = self._pair(root, affine)
+            for node in self.readers.get(root, ()):
+                _rename_input(node, root, made[-1].output[0])
+        self.after.setdefault(producer, []).extend(made)
 
-    def _pair(self, value: ir.Value, affine: Affine, after: ir.Node | None) -> ir.Value:
-        """Q and DQ behind `value`; returns the rounded value. A float layer in front is guarded."""
-        source = value if after is not None else self._guard(value, value.name or "")
+    def _round_read(self, name: str, root: str) -> str:
+        """Round a value for some of its readers; the name of what they read then."""
+        producer = self.producers.get(name)
+        made = [self._node("Sum", [name], "G")] if self._is_guarded(root) else []
+        made += self._pair(made[0].output[0] if made else name, self.parts.affine(root))
+        (self.first if producer is None else self.after.setdefault(producer, [])).extend(made)
+        return made[-1].output[0]
+
+    def _pair(self, source: str, affine: Affine, rounded: str = "") -> list[onnx.NodeProto]:
+        """Q and DQ behind `source`; the name of what they make is new unless it is given."""
         scale = self._shared_constant("s", np.asarray(affine.scale, np.float32))
         zero = self._shared_constant("z", np.asarray(affine.zero_point, affine.dtype))
-        quantize = ir.node("QuantizeLinear", [source, scale, zero], name=self._fresh("Q"))
-        quantize.outputs[0].name = self._fresh("q")
-        dequantize = ir.node("DequantizeLinear", [quantize.outputs[0], scale, zero], name=self._fresh("D"))
-        dequantize.outputs[0].name = self._fresh("d")
-        producer = source.producer()
-        if producer is not None:
-            self.graph.insert_after(producer, [quantize, dequantize])
-        else:
-            self.graph.insert_before(self.graph.node(0), [quantize, dequantize])
-        return dequantize.outputs[0]
+        quantize = self._node("QuantizeLinear", [source, scale, zero], "Q")
+        return [quantize, self._node("DequantizeLinear", [quantize.output[0], scale, zero], "D", rounded)]
 
-    def _guard(self, value: ir.Value, name: str) -> ir.Value:
-        """A one-input Sum behind a layer that stays float and that onnxruntime would otherwise quantize at load.
+    def _is_guarded(self, root: str) -> bool:
+        """Whether a one-input Sum is needed behind the value: behind a layer that stays float and that onnxruntime
+        would otherwise quantize at load.
 
-        Needed for Conv, ConvTranspose, Gemm and MatMul with constant weights (RUNTIME.md section 1 lists what was
+        That is Conv, ConvTranspose, Gemm and MatMul with constant weights (RUNTIME.md section 1 lists what was
         tried and does not hold); a layout op between it and Q does not protect, since Q is moved in front of it.
         """
-        root = layout_root(self.parts.graph, name)
         maker = next((x for x in self.parts.structure.layers if x.output == root), None)
-        if maker is None or maker.weight is None or self.plan.is_quantized(maker.name):
-            return value
-        guard = ir.node("Sum", [value], name=self._fresh("G"))
-        guard.outputs[0].name = self._fresh("g")
-        producer = value.producer()
-        assert producer is not None
-        self.graph.insert_after(producer, guard)
-        return guard.outputs[0]
+        return maker is not None and maker.weight is not None and not self.plan.is_quantized(maker.name)
 
-    def _replace_reads(self, layer: Layer, name: str, value: ir.Value) -> None:
-        node = self.nodes[layer.nodes[0]]
-        for index, found in enumerate(node.inputs):
-            if found is not None and found is self.values[name]:
-                node.replace_input_with(index, value)
+    def _put_together(self) -> None:
+        """New nodes among the old ones, and the constants that are still read."""
+        nodes = [*self.first]
+        for node in self.graph.node:
+            nodes += [*self.before.get(node.name, ()), node, *self.after.get(node.name, ())]
+        used = {*_readers(nodes), *(value.name for value in [*self.graph.input, *self.graph.output])}
+        del self.graph.node[:]
+        self.graph.node.extend(nodes)
+        source = self.parts.graph
+        self.graph.initializer.extend(source.constant_proto(name) for name in source.constants if name in used)
+        self.graph.initializer.extend(self.constants)
 
-    # --- constants and names ----------------------------------------------------------------------------------
+    # --- nodes, constants and names ---------------------------------------------------------------------------
 
-    def _constant(self, prefix: str, array: np.ndarray) -> ir.Value:
-        name = self._fresh(prefix)
-        # Not ascontiguousarray: it makes a vector of a scalar, and with [1] for a scale Clip does not fuse.
-        tensor = ir.tensor(np.array(array, order="C"), name=name)
-        shape = ir.Shape(array.shape)
-        value = ir.Value(name=name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
+    def _node(self, op_type: str, inputs: Sequence[str], prefix: str, output: str = "") -> onnx.NodeProto:
+        return onnx.NodeProto(
+            op_type=op_type, input=inputs, name=self._fresh(prefix), output=[output or self._fresh(prefix.lower())]
+        )
 
-        self.graph.register_initializer(value)
-        return value
+    def _constant(self, prefix: str, array: np.ndarray) -> str:
+        # A scalar stays one: with [1] for a scale Clip does not fuse.
+        self.constants.append(onnx.numpy_helper.from_array(array, self._fresh(prefix)))
+        return self.constants[-1].name
 
-    def _shared_constant(self, prefix: str, array: np.ndarray) -> ir.Value:
+    def _shared_constant(self, prefix: str, array: np.ndarray) -> str:
         """One initializer for equal scales or zero points."""
         key = (f"{array.dtype.str}{array.shape}", array.tobytes())
         if key not in self.shared:
@@ -186,21 +191,29 @@ class _Writer:
                 self.taken.add(name)
                 return name
 
-    def _remove_unused_constants(self) -> None:
-        outputs = set(map(id, self.graph.outputs))
-        for name, value in list(self.graph.initializers.items()):
-            if not value.uses() and id(value) not in outputs and not value.is_graph_input():
-                del self.graph.initializers[name]
+
+def _rename_input(node: onnx.NodeProto, old: str, new: str) -> None:
+    for index, name in enumerate(node.input):
+        if name == old:
+            node.input[index] = new
 
 
-def _forget_inferred_types(model: ir.Model) -> None:
-    """Drop shapes of values in between: they cost bytes, and every runtime infers them."""
-    kept = {id(value) for value in [*model.graph.inputs, *model.graph.outputs]}
-    for node in model.graph:
-        for value in node.outputs:
-            if id(value) not in kept:
-                value.shape = None
-                value.type = None
+def _readers(nodes: Iterable[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]:
+    """The nodes that read each value, those of subgraphs with what they take from outside; [] where only the outputs
+    of a subgraph name it."""
+    found: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        for name in node.input:
+            found.setdefault(name, []).append(node)
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
+                made = {name for made in inner.node for name in made.output}
+                made.update(value.name for value in (*inner.input, *inner.initializer))
+                outside = {**{value.name: [] for value in inner.output}, **_readers(inner.node)}
+                for name, readers in outside.items():
+                    if name not in made:
+                        found.setdefault(name, []).extend(readers)
+    return found
 
 
 def count_bytes(parts: Ingredients, options: Options, float_bytes: int) -> Costs:

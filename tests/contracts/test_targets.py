@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantsieve import targets
 from quantsieve.errors import UsageError
-from quantsieve.targets.base import Target, TargetFailure, Timing
+from quantsieve.targets.base import Target, TargetFailure, Timing, predict_each
 from quantsieve.targets.isolation import Isolated
 
 FEEDS = {"x": np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)}
@@ -92,6 +92,16 @@ def test_it_repeats_itself_bit_by_bit_and_leaves_its_feeds_alone(target: Target,
     first, again = predict(FEEDS), target.load(model)(FEEDS)
     assert all(np.array_equal(first[name], again[name]) for name in first)
     np.testing.assert_array_equal(FEEDS["x"], before)
+
+
+def test_several_inputs_give_what_each_gives_alone_in_their_order(target: Target, model: Path) -> None:
+    predict = target.load(model)
+    inputs = [{"x": FEEDS["x"] * np.float32(factor)} for factor in range(7)]
+    found = predict_each(predict, inputs)
+    assert len(found) == len(inputs)
+    for outputs, feeds in zip(found, inputs, strict=True):
+        alone = predict(feeds)
+        assert all(np.array_equal(outputs[name], alone[name]) for name in alone)
 
 
 def test_isolation_changes_no_output(target: Target, model: Path) -> None:

@@ -236,6 +236,34 @@ def test_other_weights_give_the_outputs_of_the_model_with_those_weights(name, la
     assert_equal(got, run_off(with_constants(MODELS[name](), **arrays), feeds))
 
 
+@pytest.mark.parametrize(
+    ("name", "layer", "weight", "bias"),
+    [
+        ("residual", "first", "w1", "b1"),
+        ("residual", "second", "w2", "b2"),
+        ("residual", "head", "w3", "b3"),
+        ("many", "left", "w1", None),
+        ("branching", "mul", "w1", None),
+        ("branching", "last", "w3", None),
+    ],
+)
+def test_weights_that_come_again_step_by_step_are_the_right_ones(name, layer, weight, bias):
+    """Three weights in turn, more than are kept, and the same weights with another bias."""
+    feeds = feeds_of(name)
+    executor = open_model(MODELS[name](), feeds)
+    for seed in (0, 1, 0, 2, 1):
+        for other in range(2):
+            constants = {c: executor.graph.constant(c).astype(np.float32) for c in (weight, bias) if c}
+            constants[weight] = constants[weight] + np.float32(seed)
+            if bias:
+                constants[bias] = constants[bias] + np.float32(other)
+            values = executor.feed_values(feeds)
+            for index, found in enumerate(executor.steps):
+                is_it = found is not None and found.name == layer
+                executor.run_step(index, values, (constants[weight], constants.get(bias)) if is_it else None)
+            assert_equal(values, run_off(with_constants(MODELS[name](), **constants), feeds))
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
 def test_rounding_is_the_formula_with_half_to_even(dtype):
     executor = open_model(residual(), feeds_of("residual"))

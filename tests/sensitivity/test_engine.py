@@ -14,12 +14,14 @@ from onnx import TensorProto, helper, numpy_helper
 import control_flow
 from quantsieve import schemes
 from quantsieve.calibrate import calibrate
-from quantsieve.model.execute import Affine, Executor
+from quantsieve.model import aside, execute
+from quantsieve.model.execute import AMPLE, Affine, Executor, Room, Shelf
 from quantsieve.model.graph import Graph
 from quantsieve.model.prepare import output_gap
 from quantsieve.model.units import find_structure
 from quantsieve.plan import find_options
 from quantsieve.schemes._static import by_name
+from quantsieve.search.prices import forced_tensors
 from quantsieve.sensitivity import engine, optimized, suffixes
 from quantsieve.sensitivity.engine import ByLayer, BySuffix, open_engine
 from quantsieve.sensitivity.suffix import error_vectors, find_sources, scan_batch
@@ -150,9 +152,9 @@ def feeds_of(name, seed=0):
     return {key: draw.standard_normal((count, *shape)).astype(np.float32) for key, shape in SHAPES[name].items()}
 
 
-def open_model(name):
+def open_model(name, room=AMPLE):
     graph = Graph(ir.from_proto(MODELS[name]()))
-    return Executor(graph, find_structure(graph))
+    return Executor(graph, find_structure(graph), room)
 
 
 def num_samples(feeds):
@@ -183,30 +185,42 @@ def assert_equal(got, wanted):
         assert output_gap(got[name], array) <= TOLERANCE, name
 
 
-def rounded_model(proto, root):
-    """Every reader of `root`, in subgraphs too, and the graph's output of that name read it rounded by `STEP`."""
+def assert_near(got, wanted):
+    """As `assert_equal`, but for single values that another order of sums puts beyond the middle of two steps: these
+    are a step apart where they are rounded, and few, so the mean moves little."""
+    assert set(got) == set(wanted)
+    for name, array in wanted.items():
+        spread = np.sqrt(np.mean(np.square(array.astype(np.float64)))) + 1e-12
+        gap = np.abs(got[name].astype(np.float64) - array)
+        assert np.median(gap) <= TOLERANCE * spread and gap.mean() <= 1e-3 * spread, name
+
+
+def rounded_model(proto, root, affine=STEP):
+    """Every reader of `root`, in subgraphs too, and the graph's output of that name read it rounded."""
+    back, step = f"{root}/back", f"{root}/step"
 
     def rename(graph):
         for found in graph.node:
-            found.input[:] = ["back" if read == root else read for read in found.input]
+            found.input[:] = [back if read == root else read for read in found.input]
             for attribute in found.attribute:
                 if attribute.type == onnx.AttributeProto.GRAPH:
                     rename(attribute.g)
 
     rename(proto.graph)
     at = next((i + 1 for i, found in enumerate(proto.graph.node) if root in found.output), 0)
-    proto.graph.node.insert(at, node("DequantizeLinear", ["step_q", "step_s", "step_z"], ["back"], name="back"))
-    proto.graph.node.insert(at, node("QuantizeLinear", [root, "step_s", "step_z"], ["step_q"], name="round"))
-    proto.graph.initializer.append(numpy_helper.from_array(STEP.scale, "step_s"))
-    proto.graph.initializer.append(numpy_helper.from_array(np.uint8(STEP.zero_point), "step_z"))
+    proto.graph.node.insert(at, node("DequantizeLinear", [f"{step}_q", f"{step}_s", f"{step}_z"], [back], name=back))
+    proto.graph.node.insert(at, node("QuantizeLinear", [root, f"{step}_s", f"{step}_z"], [f"{step}_q"], name=step))
+    proto.graph.initializer.append(numpy_helper.from_array(np.float32(affine.scale), f"{step}_s"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.uint8(affine.zero_point), f"{step}_z"))
     for output in proto.graph.output:
-        output.name = "back" if output.name == root else output.name
+        output.name = back if output.name == root else output.name
     return proto
 
 
-def run_rounded(name, root, feeds):
-    found = run_off(rounded_model(MODELS[name](), root), feeds)
-    return {root if output == "back" else output: array for output, array in found.items()}
+def run_rounded(proto, roots, feeds):
+    for root in roots:
+        proto = rounded_model(proto, root)
+    return {output.removesuffix("/back"): array for output, array in run_off(proto, feeds).items()}
 
 
 def other_weights(executor, layer):
@@ -219,14 +233,12 @@ def other_weights(executor, layer):
     return found
 
 
-def run_reweighted(name, layer, weight, bias, feeds):
-    proto = MODELS[name]()
+def reweighted_model(proto, layer, weight, bias):
     for constant in proto.graph.initializer:
         for own, array in ((layer.weight, weight), (layer.bias, bias)):
             if own == constant.name:
                 constant.CopyFrom(numpy_helper.from_array(array, own))
-    found = run_off(proto, feeds)
-    return found
+    return proto
 
 
 def differ(got, wanted):
@@ -247,7 +259,7 @@ def test_each_rounded_tensor_gives_the_outputs_of_the_model_that_rounds_it(name)
     plain = ByLayer(executor, feeds)
     changed = 0
     for tensor in executor.structure.tensors:
-        wanted = run_rounded(name, tensor.root, feeds)
+        wanted = run_rounded(MODELS[name](), [tensor.root], feeds)
         assert_equal(found.rounded(tensor.root, STEP), wanted)
         assert_equal(plain.rounded(tensor.root, STEP), wanted)
         changed += differ(wanted, found.reference())
@@ -264,7 +276,7 @@ def test_each_layer_with_other_weights_gives_the_outputs_of_the_model_with_them(
     assert layers
     for layer in layers:
         weight, bias = other_weights(executor, layer)
-        wanted = run_reweighted(name, layer, weight, bias, feeds)
+        wanted = run_off(reweighted_model(MODELS[name](), layer, weight, bias), feeds)
         wanted.pop("w_c", None)  # here the constant itself is an output: the layer alone has other weights
         for got in (found.reweighted(layer, weight, bias), plain.reweighted(layer, weight, bias)):
             got.pop("w_c", None)
@@ -273,23 +285,109 @@ def test_each_layer_with_other_weights_gives_the_outputs_of_the_model_with_them(
 
 
 @every_model
-def test_prices_of_both_engines_are_the_same(name, monkeypatch):
+def test_a_layer_with_all_its_sources_gives_the_outputs_of_the_model_with_all_of_them(name):
     feeds = feeds_of(name)
+    executor = open_model(name)
+    found = fast(executor, feeds)
+    plain = ByLayer(executor, feeds)
+    layers = executor.structure.quantizable
+    changed = 0
+    for layer in layers:
+        weights = other_weights(executor, layer) if layer.weight else None
+        roots = forced_tensors(executor.graph, layer)
+        proto = MODELS[name]() if weights is None else reweighted_model(MODELS[name](), layer, *weights)
+        wanted = run_rounded(proto, roots, feeds)
+        wanted.pop("w_c", None)
+        for way in (found, plain):
+            got = way.together(dict.fromkeys(roots, STEP), layer, weights)
+            got.pop("w_c", None)
+            assert_near(got, wanted)
+        changed += differ(wanted, found.reference())
+    assert changed == len(layers)
+
+
+@every_model
+def test_one_source_together_is_that_source_alone(name):
+    feeds = feeds_of(name)
+    executor = open_model(name)
+    for found in (fast(executor, feeds), ByLayer(executor, feeds)):
+        for layer in executor.structure.quantizable:
+            root = forced_tensors(executor.graph, layer)[0]
+            assert_equal(found.together({root: STEP}, layer, None), found.rounded(root, STEP))
+            if layer.weight:
+                weights = other_weights(executor, layer)
+                assert_equal(found.together({}, layer, weights), found.reweighted(layer, *weights))
+
+
+def test_a_tensor_behind_another_is_rounded_as_the_first_leaves_it():
+    """`sum` is the sum of `stem_r` and of what two layers make of it."""
+    feeds = feeds_of("branches")
+    executor = open_model("branches")
+    layer = executor.structure.layer("join")
+    roots = forced_tensors(executor.graph, layer)
+    assert roots == ("l1_y", "stem_r", "left")
+    wanted = run_rounded(branches(), roots, feeds)
+    apart = ByLayer(executor, feeds)
+    base = executor.forward(feeds)
+    at_once = executor.after_values(base, {root: executor.round(base[root], STEP) for root in roots})
+    assert differ({"left": at_once["left"].numpy()}, wanted)
+    for found in (fast(executor, feeds), apart):
+        assert_near(found.together(dict.fromkeys(roots, STEP), layer, None), wanted)
+
+
+@every_model
+def test_prices_of_both_engines_are_the_same(name, monkeypatch):
     executors = open_model(name), open_model(name)
-    known = schemes.discover()
-    calibration = calibrate(executors[0], [(feeds_of(name, seed), num_samples(feeds)) for seed in range(4)])
-    options = find_options(executors[0].graph, executors[0].structure, calibration, known)
-    sources = find_sources(executors[0], options, known)
-    prices = []
-    for executor in executors:
-        if prices:
-            monkeypatch.setattr(engine, "optimize", refuse)
-        scanned = scan_batch(executor, feeds, num_samples(feeds), sources, calibration, NO_CORRECTIONS, by_name(known))
-        prices.append(scanned.mean())
+    calibration = calibrated(name)
+    prices = [prices_of(name, executors[0], calibration)]
+    monkeypatch.setattr(engine, "optimize", refuse)
+    prices.append(prices_of(name, executors[1], calibration))
     assert [engine.refusal(executor) for executor in executors] == [None, "by the test"]
+    assert_same_prices(*prices)
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+@every_model
+def test_prices_are_the_same_when_next_to_nothing_may_be_held(name, is_fast, monkeypatch):
+    """All weights read from outside the sessions, all base values from a file, integers made anew."""
+    if not is_fast:
+        monkeypatch.setattr(engine, "optimize", refuse)
+    calibration = calibrated(name)
+    wanted = prices_of(name, open_model(name), calibration)
+    monkeypatch.setattr(aside, "LARGE", 16)
+    monkeypatch.setattr(execute, "_PAGE", 1)
+    executor = open_model(name, Room(is_lean=True, values=0, keeps_integers=False))
+    assert_same_prices(prices_of(name, executor, calibration), wanted)
+    assert engine.refusal(executor) == (None if is_fast else "by the test")
+
+
+def calibrated(name):
+    return calibrate(open_model(name), [(feeds_of(name, seed), num_samples(feeds_of(name))) for seed in range(4)])
+
+
+def prices_of(name, executor, calibration):
+    feeds, known = feeds_of(name), schemes.discover()
+    options = find_options(executor.graph, executor.structure, calibration, known)
+    sources = find_sources(executor, options, known)
+    return scan_batch(executor, feeds, num_samples(feeds), sources, calibration, NO_CORRECTIONS, by_name(known)).mean()
+
+
+def assert_same_prices(found, wanted):
     # A price p is |e|^2; float noise of at most 1e-6 of an output's deviation moves e, so p by 2e-6 sqrt(p).
-    assert np.all(np.abs(prices[0] - prices[1]) <= 1e-5 * prices[1] + 2e-6 * np.sqrt(prices[1]) + 1e-12)
-    assert prices[1].max() > 1e-5
+    assert np.all(np.abs(found - wanted) <= 1e-5 * wanted + 2e-6 * np.sqrt(wanted) + 1e-12)
+    assert wanted.max() > 1e-5
+
+
+def test_a_shelf_keeps_what_it_has_room_for_and_puts_the_rest_into_a_file():
+    arrays = [np.random.default_rng(seed).standard_normal((2, 4096)).astype(np.float32) for seed in range(3)]
+    shelf = Shelf(arrays[0].nbytes + 10)
+    kept = [shelf.put(array) for array in arrays]
+    assert kept[0] is arrays[0]
+    assert [isinstance(array, np.memmap) for array in kept] == [False, True, True]
+    del shelf
+    gc.collect()
+    for array, wanted in zip(kept, arrays, strict=True):
+        np.testing.assert_array_equal(array, wanted)
 
 
 def refuse(*_):
@@ -304,7 +402,7 @@ def test_a_coarse_change_has_the_price_of_the_edited_model_to_five_digits():
     before = run_off(branches(), feeds)
     for root in ("x", "stem_r", "l1_y", "left", "right", "both", "small", "map"):
         got, _ = error_vectors(found.rounded(root, STEP), found.reference(), variance, COUNT)
-        wanted, _ = error_vectors(run_rounded("branches", root, feeds), before, variance, COUNT)
+        wanted, _ = error_vectors(run_rounded(branches(), [root], feeds), before, variance, COUNT)
         np.testing.assert_allclose(got.mean(), wanted.mean(), rtol=1e-5)
 
 
@@ -344,7 +442,7 @@ def test_where_packed_weights_are_held_changes_no_output(name, twice, light, mon
     executor = open_model(name)
     found = fast(executor, feeds)
     for tensor in executor.structure.tensors:
-        assert_equal(found.rounded(tensor.root, STEP), run_rounded(name, tensor.root, feeds))
+        assert_equal(found.rounded(tensor.root, STEP), run_rounded(MODELS[name](), [tensor.root], feeds))
     packed = {
         name
         for region in found._suffixes.optimized.regions
@@ -389,7 +487,7 @@ def test_a_model_without_a_fast_way_runs_layer_by_layer(monkeypatch):
     found = open_engine(executor, feeds, COUNT)
     assert isinstance(found, ByLayer)
     assert engine.refusal(executor) == "by the test"
-    assert_equal(found.rounded("stem_r", STEP), run_rounded("branches", "stem_r", feeds))
+    assert_equal(found.rounded("stem_r", STEP), run_rounded(MODELS["branches"](), ["stem_r"], feeds))
 
 
 def test_lists_of_tensors_may_lie_between_layers():
@@ -417,7 +515,7 @@ def test_batches_share_their_sessions_and_may_have_other_shapes():
         }
         found = fast(executor, feeds)
         assert found._suffixes is first._suffixes
-        assert_equal(found.rounded("a1", STEP), run_rounded("inputs", "a1", feeds))
+        assert_equal(found.rounded("a1", STEP), run_rounded(MODELS["inputs"](), ["a1"], feeds))
 
 
 def test_sessions_end_with_their_executor():

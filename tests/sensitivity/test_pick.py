@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from scan_facts import scan, scan_of, score
 
 from quantsieve.errors import UsageError
+from quantsieve.sensitivity.metrics import get
 from quantsieve.sensitivity.pick import Rule, pick_layers, scores_of
 
 scores = st.lists(st.floats(0, 1e6, allow_subnormal=False), max_size=12)
@@ -208,3 +210,36 @@ def test_a_rule_that_says_nothing_or_too_much_is_wrong_usage(options):
 def test_a_scan_without_layers_gives_nothing_to_keep():
     found = picked([], Rule(coverage=0.9))
     assert (found.layers, found.num_quantized, found.coverage) == ((), 0, 1.0)
+
+
+# --- other metrics ---------------------------------------------------------------------------
+
+
+def by(metric, values, **options):
+    """Layers l0, l1, ... with these scores of the metric."""
+    return pick_layers(replace(scan_of(values), metric=get(metric).meaning), Rule(**options), None, {})
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=8), shares)
+def test_decibels_count_as_the_noise_that_they_stand_for(noises, coverage):
+    noises = [max(noise, 1e-9) for noise in noises]
+    found = by("sqnr", [-10 * math.log10(noise) for noise in noises], coverage=coverage)
+    wanted = picked(noises, Rule(coverage=coverage))
+    assert found.coverage == pytest.approx(wanted.coverage, rel=1e-9)
+    assert abs(found.num_kept - wanted.num_kept) <= 1  # a share at the goal may be rounded past it
+    assert any("dB" in note for note in found.notes)
+
+
+def test_a_threshold_in_decibel_keeps_what_lies_below_it():
+    found = by("sqnr", [30.0, 10.0, 20.0], threshold=20.0)
+    assert (found.layers, found.mass) == (("l1",), pytest.approx(0.1 / 0.111))
+    assert found.groups[0][1] == pytest.approx(0.1)
+
+
+def test_a_layer_that_quantizing_helps_counts_0_and_one_without_end_counts_all():
+    found = by("accuracy", [0.3, -0.2, 0.1], coverage=1)
+    assert (found.layers, found.coverage) == (("l0", "l2"), 1.0)
+    endless = by("kl_div", [2.0, math.inf, 1.0], coverage=0.9)
+    assert (endless.layers, endless.coverage) == (("l1",), 1.0)
+    lost = by("sqnr", [-1e308, 20.0], threshold=0)
+    assert lost.layers == ("l0",)

@@ -77,7 +77,7 @@ def test_the_scan_races_unless_samples_are_asked_for(small_model, small_data):
 def test_a_rescue_scan_ranks_by_what_the_return_to_float_takes_away(small_model, small_data, tmp_path):
     path = tmp_path / "rescue.json"
     found = api.scan(small_model, small_data, mode="rescue", samples=8, schemes=["int8"], output=path)
-    assert found.num_samples == 8 and found.mode == "rescue" and "goes" in found.metric["text"]
+    assert found.num_samples == 8 and found.mode == "rescue" and "goes" in found.metric.text
     assert [s.value for s in found.layers] == sorted((s.value for s in found.layers), reverse=True)
     assert all(0 <= s.low <= s.value <= s.high for s in found.layers) and found.layers[0].value > 0
     assert {s.layer for s in found.layers} == {s.layer for s in api.scan(small_model, small_data, samples=8).layers}

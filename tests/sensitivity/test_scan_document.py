@@ -12,7 +12,8 @@ from scan_facts import scan, scan_of, score
 from quantsieve import api
 from quantsieve.errors import InputError
 from quantsieve.sensitivity.local import TensorRow
-from quantsieve.sensitivity.scan_document import SCHEMA, parse_scan, scan_text
+from quantsieve.sensitivity.metrics import Meaning, get
+from quantsieve.sensitivity.scan_document import PRICED, SCHEMA, parse_scan, scan_text
 
 names = st.text(max_size=8)
 errors = st.floats(0, 1e300)
@@ -59,6 +60,69 @@ def test_the_text_is_strict_json_ranked_from_1(found):
     assert values == sorted(values, reverse=True)
 
 
+any_score = st.floats(-1e300, 1e300) | st.just(math.inf)
+metric_rows = st.lists(
+    st.builds(
+        score,
+        names,
+        any_score,
+        low=st.floats(-1e300, 1e300),
+        high=st.floats(-1e300, 1e300) | st.just(math.inf),
+        weights=st.just(0.0),
+        weights_corrected=st.just(0.0),
+        tensors=st.just({}),
+        outputs=st.dictionaries(names, any_score, max_size=2),
+        channels=st.dictionaries(names, st.lists(any_score, min_size=1, max_size=3).map(tuple), max_size=2),
+    ),
+    max_size=4,
+    unique_by=lambda row: (row.layer, row.scheme),
+)
+measures = st.sampled_from(
+    [get("sqnr").meaning, get("accuracy").meaning, Meaning("own.py:f", "text", "unit", is_error=False)]
+)
+
+
+@given(metric_rows, measures, st.tuples(st.floats(0, 9), st.floats(0, 9)))
+def test_a_scan_by_another_metric_is_read_back_equal(found, metric, weights):
+    ordered = sorted(found, key=lambda row: -metric.worse(row.value))
+    made = replace(scan([]), layers=tuple(ordered), metric=metric, combined_weights=weights)
+    assert parse_scan(scan_text(made), "scan.json") == made
+
+
+def bare(layer, value, low, high):
+    return score(layer, value, low=low, high=high, weights=0.0, weights_corrected=0.0, tensors={})
+
+
+def test_scores_without_end_are_null_and_of_one_sample_have_no_interval():
+    metric = get("accuracy").meaning
+    rows = (bare("a", math.inf, math.inf, math.inf), bare("b", -0.5, -math.inf, math.inf))
+    made = replace(scan([]), layers=rows, metric=metric)
+    written = [[row[name] for name in ("score", "low", "high")] for row in json.loads(scan_text(made))["layers"]]
+    assert written == [[None, None, None], [-0.5, None, None]]
+    assert parse_scan(scan_text(made), "scan.json") == made
+
+
+def test_an_error_below_0_is_refused_and_an_sqnr_below_0_is_not():
+    for name, is_fine in (("mse", False), ("sqnr", True)):
+        made = replace(scan([bare("a", -3.0, -4.0, -2.0)]), metric=get(name).meaning)
+        if is_fine:
+            assert parse_scan(scan_text(made), "scan.json") == made
+        else:
+            with pytest.raises(InputError, match=r"-3\.0 instead of a number of 0 or more"):
+                parse_scan(scan_text(made), "scan.json")
+
+
+@pytest.mark.parametrize("mode", ["alone", "rescue"])
+def test_a_scan_of_schema_2_is_read(mode):
+    made = scan_of([3.0, 2.0], mode=mode, metric=PRICED[mode])
+    document = json.loads(scan_text(made))
+    del document["combined_weights"]
+    document |= {"schema": 2, "metric": {"name": "relative squared error", "text": "x", "direction": "y", "unit": "z"}}
+    assert parse_scan(json.dumps(document), "scan.json") == made
+    del document["mode"], document["tensors"]  # as the first files of that schema
+    assert parse_scan(json.dumps(document), "scan.json").mode == "alone"
+
+
 def changed(change):
     document = json.loads(scan_text(scan_of([3.0, 2.0])))
     change(document)
@@ -70,8 +134,17 @@ def changed(change):
     [
         (lambda d: d.update(kind="evaluation"), "kind 'scan', found kind 'evaluation'"),
         (lambda d: d.pop("kind"), "kind None"),
-        (lambda d: d.update(schema=1), "found schema 1"),
-        (lambda d: d.update(schema=3), "found schema 3"),
+        (lambda d: d.update(schema=1), "schema 2 or 3, found schema 1"),
+        (lambda d: d.update(schema=4), "found schema 4"),
+        (lambda d: d.update(schema=True), "found schema true"),
+        (lambda d: d.pop("metric"), "null instead of an object as metric"),
+        (lambda d: d["metric"].update(name="own", direction="up"), "'lower is worse' as direction of metric"),
+        (lambda d: d["layers"][0].update(low=None), "null instead of a number"),
+        (lambda d: d["layers"][0].update(outputs=[]), "an object as outputs"),
+        (lambda d: d["layers"][0].update(outputs={"y": "1"}), "as y of"),
+        (lambda d: d["layers"][0].update(channels={"y": 1}), "a list as y of channels"),
+        (lambda d: d["layers"][0].update(channels={"y": [None]}), "null instead of a number"),
+        (lambda d: d.update(combined_weights={"local": -1, "accumulated": 1}), "-1 instead of a number"),
         (lambda d: d["layers"][1].update(keep_float="true"), r'"true" instead of true or false as keep_float .*\(l1\)'),
         (lambda d: d["layers"][0].pop("keep_float"), "nothing instead of true or false"),
         (lambda d: d["layers"][0].update(score=-1), "-1 instead of a number"),
@@ -130,7 +203,7 @@ def test_a_mark_on_any_row_of_a_layer_counts():
 def test_rows_that_were_moved_are_ranked_again_by_score():
     text = changed(lambda d: d["layers"].reverse())
     assert [row.layer for row in parse_scan(text, "scan.json").layers] == ["l0", "l1"]
-    assert SCHEMA == 2
+    assert SCHEMA == 3
 
 
 def test_tensors_come_back_with_errors_that_have_no_end():

@@ -71,6 +71,17 @@ def test_a_session_has_the_users_defaults_but_for_threads() -> None:
         assert getattr(options, name) == getattr(default, name)
 
 
+def test_runs_side_by_side_keep_their_order_and_their_bits(tmp_path: Path) -> None:
+    path = tiny_models.float_layer_between_integers(tmp_path / "m.onnx", guard="Sum")
+    shape = onnxruntime.InferenceSession(str(path)).get_inputs()[0].shape
+    draw = np.random.default_rng(0)
+    inputs = [{"x": draw.standard_normal(shape, np.float32)} for _ in range(20)]
+    one, many = (OrtCpu(threads=threads).load(path).each(inputs) for threads in (1, 4))
+    assert [list(map(np.ndarray.tobytes, found.values())) for found in one] == [
+        list(map(np.ndarray.tobytes, found.values())) for found in many
+    ]
+
+
 def test_session_options_reach_the_session(tmp_path: Path) -> None:
     # The trap of RUNTIME: with this option no Q/DQ pair is fused, so the trapped layer stays float.
     path = tiny_models.float_layer_between_integers(tmp_path / "m.onnx", guard=None)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from quantsieve.data import Preprocess, Samples, SyntheticSamples, open_samples
 from quantsieve.errors import UsageError
-from quantsieve.model.load import load_model
+from quantsieve.model.load import open_model
 from quantsieve.plan import check_layers
 from quantsieve.run.keys import model_key
 from quantsieve.run.line import Line, Sources, input_specs
+from quantsieve.run.memory import Memory, default_limit
 from quantsieve.run.progress import Progress, Silent
 from quantsieve.run.spec import Limits, Settings, run_spec
 from quantsieve.run.store import Store
@@ -28,7 +29,7 @@ def open_sources(
     class_names: Sequence[str] | None,
     seed: int,
 ) -> Sources:
-    inputs = input_specs(load_model(path))
+    inputs = input_specs(open_model(path))
     if (data is None) == (synthetic is None):
         found = "both" if data is not None else "neither"
         raise UsageError("either data or a number of synthetic samples", found, "Give --data, or --synthetic N.")
@@ -55,7 +56,8 @@ def open_line(
         Store.open(folder.absolute(), run_spec(settings, keys)) as store,
         Isolated(OrtCpu(threads=settings.threads), timeout_s=limits.limit_s) as target,
     ):
-        line = Line(store, path, sources, settings, target, limits.workers, progress or Silent())
+        memory = Memory(default_limit() if limits.memory_limit is None else limits.memory_limit)
+        line = Line(store, path, sources, settings, target, limits.workers, progress or Silent(), memory)
         if settings.keep_float:
             check_layers(settings.keep_float, line.structure)  # wrong names are told before anything is measured
         yield line

@@ -14,7 +14,7 @@ from quantsieve.errors import InputError
 from quantsieve.evaluation import Failed, Measured
 from quantsieve.inspection import Inspection
 from quantsieve.inspection import inspect as inspect_model
-from quantsieve.model.load import load_model
+from quantsieve.model.load import open_model
 from quantsieve.plan import BIAS, Options, Plan, check_plan, full_plan
 from quantsieve.run.progress import Progress, Silent, Step
 from quantsieve.run.spec import Limits, Settings
@@ -76,7 +76,7 @@ def quantize(
     layer cannot have.
     """
     path = Path(model)
-    load_model(path)
+    open_model(path)
     kept = kept_layers(scan, path)
     settings = Settings(scheme_names(), None, seed, 1, weight_type, bias_correction, keep_float=kept)
     sources = open_sources(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
@@ -106,10 +106,10 @@ def evaluate(
     """Candidate files against the float model on the final share of the samples, each in a worker process."""
     settings = Settings(metric=metric, seed=seed, threads=threads)
     path = Path(model)
-    load_model(path)
+    open_model(path)
     files = [Path(candidate) for candidate in candidates]
     for file in files:
-        load_model(file)
+        open_model(file)
     sources = open_sources(path, data, synthetic, None, preprocess, skip_bad, class_names, seed)
     tell = progress or Silent()
     with (

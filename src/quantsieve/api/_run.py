@@ -12,7 +12,7 @@ from quantsieve.data import Preprocess
 from quantsieve.errors import RunFolderError, UsageError
 from quantsieve.example import data_path, model_path
 from quantsieve.front import Candidate, Recommendation, named
-from quantsieve.model.load import load_model
+from quantsieve.model.load import open_model
 from quantsieve.reports.document import front_json, report_json
 from quantsieve.reports.page import html_page
 from quantsieve.reports.summary import Summary
@@ -84,6 +84,7 @@ def tune(
     samples: int = 32,
     max_samples: int | None = None,
     limit_s: float = 300.0,
+    memory_limit: int | None = None,
     progress: Progress | None = None,
 ) -> TuneResult:
     """The measured front of a model, and the files on it, in the run folder.
@@ -91,13 +92,14 @@ def tune(
     data: samples with or without labels; `synthetic=N` makes N random ones instead. run: default
     `quantsieve-run-MODEL` in the current folder; a second call with the same settings goes on there.
     max_drop: largest acceptable loss of the score, absolute. timeout: seconds. scan: layers that it marks `keep_float`
-    are never quantized. Raises QuantsieveError.
+    are never quantized. memory_limit: bytes that the run may take beside the model, its runs on the target apart;
+    default half of what is free. Raises QuantsieveError.
     Ctrl-C (KeyboardInterrupt) is passed on once the report of what is there has been written.
     """
-    load_model(Path(model))
+    open_model(Path(model))
     kept = kept_layers(scan, Path(model))
     settings = Settings(tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples, kept)
-    limits = Limits(max_drop, confident, timeout, max_trials, workers, limit_s)
+    limits = Limits(max_drop, confident, timeout, max_trials, workers, limit_s, memory_limit)
     deadline = Deadline(timeout)
     path = Path(model)
     folder = Path(run) if run is not None else Path(f"quantsieve-run-{path.stem}")

@@ -7,16 +7,19 @@ from pathlib import Path
 from quantsieve.api._files import write_text
 from quantsieve.api._line import open_line, open_sources, scratch
 from quantsieve.data import Preprocess
-from quantsieve.model.load import load_model
+from quantsieve.model.load import open_model
 from quantsieve.run.keys import model_key
+from quantsieve.run.plugin import find_metric
 from quantsieve.run.progress import Progress
 from quantsieve.run.scan_file import load_blocks, load_scan
-from quantsieve.run.scanning import scan_line
+from quantsieve.run.scanning import Scoring, scan_line
 from quantsieve.run.spec import Limits, Settings
 from quantsieve.sensitivity.blocks import match
+from quantsieve.sensitivity.metrics import Metric
 from quantsieve.sensitivity.pick import NEAR, PickResult, Rule, pick_layers
 from quantsieve.sensitivity.racing import LOOKS
-from quantsieve.sensitivity.scan_document import ScanResult, check_model, scan_text
+from quantsieve.sensitivity.scan_document import DEFAULT, ScanResult, check_model, scan_text
+from quantsieve.tasks import Task
 
 
 def scan(
@@ -34,7 +37,12 @@ def scan(
     weight_type: str = "auto",
     bias_correction: bool = True,
     mode: str = "alone",
+    metric: str | Metric | Task = DEFAULT,
+    per_output: bool = False,
+    per_channel: bool = False,
+    combined_weights: tuple[float, float] = (0.5, 0.5),
     samples: int | None = None,
+    memory_limit: int | None = None,
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ScanResult:
@@ -43,19 +51,29 @@ def scan(
     mode: 'alone' scores each layer quantized alone; 'rescue' what its return to float takes away from the error of the
     fully quantized model. samples: how many the scores are means over; None races: samples are added, 64 at most,
     while the order of the ten worst layers or one of their scores is open ('rescue' takes 32).
+
+    metric: `relative_mse`, whose scores add up and are what the search takes; mse, sqnr, kl_div, cos, top1, top5,
+    max_abs; the loss of a task's score: accuracy (needs labels), agreement, fidelity, or quality for the one that
+    `tune` would take; a function of (float, perturbed) output, both [n, ...], to float64 [n], higher is worse, or its
+    place as `file.py:function` or `module:function`. per_output, per_channel: rows tell the value of each output, and
+    of each of its channels (mse, sqnr, cos, max_abs and functions). combined_weights: of the local and the accumulated
+    error in the rank of the tensors.
     """
+    scoring = Scoring(samples is None, mode, find_metric(metric), per_output, per_channel, combined_weights)
     count = samples
     if count is None:
         count = 32 if mode == "rescue" else LOOKS[-1]
     settings = Settings(tuple(schemes), None, seed, 1, weight_type, bias_correction, count)
     path = Path(model)
-    load_model(path)
+    open_model(path)
     sources = open_sources(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
     with (
         scratch() as folder,
-        open_line(folder, path, sources, settings, Limits(workers=workers), progress) as line,
+        open_line(
+            folder, path, sources, settings, Limits(workers=workers, memory_limit=memory_limit), progress
+        ) as line,
     ):
-        result = scan_line(line, samples is None, mode)
+        result = scan_line(line, scoring)
     if output is not None:
         write_text(Path(output), scan_text(result))
     return result

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 
@@ -66,12 +67,36 @@ class Graph:
     def is_constant(self, name: str) -> bool:
         return name in self.model.graph.initializers
 
+    def tensor(self, name: str) -> ir.TensorProtocol | None:
+        """The initializer of that name, whose numbers may lie in a file; None when there is none."""
+        value = self.model.graph.initializers.get(name)
+        return None if value is None else value.const_value
+
     def constant(self, name: str) -> np.ndarray | None:
         """The initializer of that name as an array (possibly a memory map), None when there is none."""
-        value = self.model.graph.initializers.get(name)
-        if value is None or value.const_value is None:
-            return None
-        return np.asarray(value.const_value.numpy())
+        tensor = self.tensor(name)
+        return None if tensor is None else np.asarray(tensor.numpy())
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Names of all initializers, in the order of the file."""
+        return tuple(self.model.graph.initializers)
+
+    def constant_proto(self, name: str) -> onnx.TensorProto:
+        """The initializer of that name."""
+        tensor = self.tensor(name)
+        assert tensor is not None
+        return tensor_proto(name, tensor)
+
+    @cached_property
+    def skeleton(self) -> onnx.ModelProto:
+        """The model without initializers and without shapes of values in between: they cost bytes, and every runtime
+        infers them. Not to be changed."""
+        model = ir.to_proto(self.model)
+        del model.graph.initializer[:], model.graph.value_info[:]
+        found = onnx.ModelProto()
+        found.CopyFrom(model)  # what was deleted keeps its memory as long as the message
+        return found
 
     def value(self, name: str) -> ir.Value | None:
         node = self.producers.get(name)
@@ -143,3 +168,12 @@ def _graph_value(value: ir.Value) -> GraphValue:
     if value.shape is not None:
         shape = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
     return GraphValue(value.name or "", dtype, shape)
+
+
+def tensor_proto(name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
+    """The tensor with its numbers, under that name."""
+    if tensor.dtype == ir.DataType.STRING:
+        return onnx.numpy_helper.from_array(tensor.numpy(), name)
+    return onnx.TensorProto(
+        name=name, data_type=int(tensor.dtype), dims=tensor.shape.numpy(), raw_data=tensor.tobytes()
+    )

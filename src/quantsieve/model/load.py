@@ -1,8 +1,6 @@
 """Reading a user's ONNX file: every way in which it can be broken becomes one clear error.
 
-The file is opened for reading only. External data are read into memory: a model copied by way of a proto
-forgets where its data lie, and onnxruntime refuses external data of a model that comes as bytes. A protobuf
-message ends at 2 GiB, and so does what Quantsieve takes for now.
+The file is opened for reading only. A protobuf message ends at 2 GiB, and so does what Quantsieve takes for now.
 """
 
 from collections.abc import Iterator
@@ -17,7 +15,13 @@ MAX_BYTES = 2**31 - 2**20  # of a protobuf message, with room for nodes and name
 
 
 def load_model(path: Path) -> ir.Model:
-    """The model in `path`, with the weights of external files.
+    """The model in `path`, with the weights of external files in memory. Raises as `open_model`."""
+    model = open_model(path)
+    return ir.external_data.load_to_model(model)
+
+
+def open_model(path: Path) -> ir.Model:
+    """The model in `path`; weights of external files are checked to be there and stay in them.
 
     Raises InputError when the file is missing or not ONNX or its external data are missing or cut off,
     UnsupportedModel when it holds no graph or weighs 2 GiB or more.
@@ -28,7 +32,7 @@ def load_model(path: Path) -> ir.Model:
     try:
         model = ir.load(path)
         _check_size(model, path)
-        ir.external_data.load_to_model(model)
+        _check_external(model)
     except (DecodeError, ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
             "an ONNX file",
@@ -69,6 +73,13 @@ def _check_size(model: ir.Model, path: Path) -> None:
             f"{size_bytes / 2**30:.1f} GiB of external data in {path.name}",
             "Split the model, or quantize its largest part alone.",
         )
+
+
+def _check_external(model: ir.Model) -> None:
+    for tensor in _external_tensors(model):
+        have = Path(tensor.path).stat().st_size
+        if have < (tensor.offset or 0) + tensor.nbytes:
+            raise OSError(f"{tensor.location} holds {have} bytes, which are too few for {tensor.name}")
 
 
 def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:

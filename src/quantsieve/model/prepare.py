@@ -22,6 +22,7 @@ import onnxscript.rewriter
 from onnxscript.rewriter.rules.common import _fuse_batchnorm
 
 from quantsieve.errors import InputError, UnsupportedModel
+from quantsieve.model import aside
 
 VERSION = 1
 MIN_OPSET = 13  # per-channel QuantizeLinear; DequantizeLinear with an axis
@@ -42,19 +43,22 @@ class Prepared:
     given_names: tuple[tuple[str, str], ...]  # (name in the prepared model, name the user gave), where they differ
 
 
-def prepare(model: ir.Model, feeds: Sequence[Feeds], size_bytes: int) -> tuple[ir.Model, Prepared]:
+def prepare(
+    model: ir.Model, feeds: Sequence[Feeds], size_bytes: int, folder: Path | None = None
+) -> tuple[ir.Model, Prepared]:
     """A clean float model that computes the same, and what was done.
 
     feeds: a few real samples, each a whole feed; outputs are compared on them. With none, only structure is checked.
+    folder: takes large constants out of memory, those of `model` too, and is needed as long as the result is.
     Raises UnsupportedModel when onnxruntime cannot run the original at all, InputError when it gives NaN or infinity.
     """
     original_opset = model.opset_imports.get("", 1)
-    model = ir.from_proto(ir.to_proto(model))
+    model = _apart(model, folder)
     renamed = _name_nodes(model)  # first of all: onnxruntime refuses a model in which two nodes share a name
     reference = _reference(model, feeds)
     steps, notes = [], []
     for name, step in _STEPS:
-        candidate = ir.from_proto(ir.to_proto(model))
+        candidate = aside.copied(model)
         try:
             changed = step(candidate)
         except Exception as error:  # a library's pass may fail in any way; the model without it is still good
@@ -62,6 +66,8 @@ def prepare(model: ir.Model, feeds: Sequence[Feeds], size_bytes: int) -> tuple[i
             continue
         if not changed:
             continue
+        if folder is not None:
+            candidate = aside.move_out(candidate, folder)
         refusal = _difference(candidate, feeds, reference)
         if refusal:
             notes.append(f"{name} was left out: {refusal}")
@@ -80,9 +86,9 @@ def outline(model: ir.Model) -> ir.Model:
 
     It shows the layers; nothing may be computed with it.
     """
-    model = ir.from_proto(ir.to_proto(model))
+    model = aside.copied(model)
     for step in (_inline, _lift_constants, _drop_overridable, _infer_shapes):
-        candidate = ir.from_proto(ir.to_proto(model))
+        candidate = aside.copied(model)
         # A library's pass may fail in any way on a model that is broken; what it would have added is then not shown.
         with contextlib.suppress(Exception):
             step(candidate)
@@ -96,8 +102,13 @@ def plain_session(model: ir.Model | Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
-    source = str(model) if isinstance(model, Path) else ir.to_proto(model).SerializeToString()
-    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    if isinstance(model, Path):
+        return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    return aside.open_session(model, options)
+
+
+def _apart(model: ir.Model, folder: Path | None) -> ir.Model:
+    return aside.copied(model) if folder is None else aside.move_out(model, folder)
 
 
 def _reference(model: ir.Model, feeds: Sequence[Feeds]) -> list[list[np.ndarray]]:
@@ -179,7 +190,8 @@ def _allow_plain_initializers(model: ir.Model, modified: bool) -> bool:
 def _lift_opset(model: ir.Model) -> bool:
     if model.opset_imports.get("", 1) >= MIN_OPSET:
         return False
-    lifted = ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), MIN_OPSET))
+    converted = onnx.version_converter.convert_version(ir.to_proto(model), MIN_OPSET)
+    lifted = aside.from_proto(converted, aside.folder_of(model))
     # The converter turns attributes (limits of Clip, pads, axes) into Constant nodes.
     _lift_constants(lifted)
     _adopt(model, lifted)

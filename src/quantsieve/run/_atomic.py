@@ -39,6 +39,17 @@ def write_file(path: Path, content: bytes) -> None:
         raise refusal(error, path) from error
 
 
+def move_file(source: Path, path: Path) -> None:
+    """Puts a finished file of the same disk in the place of `path`. Raises RunFolderError when refused."""
+    try:
+        with source.open("rb") as file:
+            os.fsync(file.fileno())
+        source.replace(path)
+        _flush_folder(path.parent)
+    except OSError as error:
+        raise refusal(error, path) from error
+
+
 def make_folder(path: Path) -> None:
     """Creates `path` and its missing parents, each on the disk before the next. Raises RunFolderError."""
     missing = []

@@ -15,15 +15,16 @@ import onnx_ir as ir
 
 from quantsieve import calibrate, schemes, weights, writing
 from quantsieve.data import Cached, InputSpec, Samples, Split, batches, split
-from quantsieve.errors import InputError
-from quantsieve.model import prepare
+from quantsieve.errors import InputError, UnsupportedModel
+from quantsieve.model import aside, prepare
 from quantsieve.model.execute import Executor
 from quantsieve.model.graph import Graph
-from quantsieve.model.load import load_model
+from quantsieve.model.load import file_bytes, open_model
 from quantsieve.model.units import VERSION as UNITS_VERSION
 from quantsieve.model.units import Structure, find_structure
 from quantsieve.plan import Options, find_options
-from quantsieve.run.keys import array_key, content_key, file_key, model_key
+from quantsieve.run.keys import array_key, content_key, model_key
+from quantsieve.run.memory import Memory, default_limit
 from quantsieve.run.progress import Progress, Step
 from quantsieve.run.spec import Settings
 from quantsieve.run.store import Store
@@ -38,11 +39,8 @@ from quantsieve.targets.base import Target
 Fact = TypeVar("Fact")
 Feeds = dict[str, np.ndarray]
 
-CACHE_BYTES = 1 << 30  # decoded samples kept in memory
 BATCH = 64  # most samples of one batch of the layer-wise run
-BATCH_BYTES = 256 << 20  # activations of it
 CORRECTION_SAMPLES = 64  # most calibration samples that a bias is corrected on
-CORRECTION_BYTES = 768 << 20  # live activations of them
 CHECK_SAMPLES = 2  # on which every step of prepare is compared
 
 
@@ -88,6 +86,7 @@ class Line:
     target: Target
     workers: int
     progress: Progress
+    memory: Memory = field(default_factory=lambda: Memory(default_limit()))
     notes: list[str] = field(default_factory=list)
     is_over: Callable[[], bool] = lambda: False  # asked between batches; then TimeUp is raised
     # Asked of the prices after racing.LOOKS samples whether they suffice; None: all scan samples are priced.
@@ -123,17 +122,13 @@ class Line:
         return model_key(self.path)
 
     @cached_property
-    def original(self) -> ir.Model:
-        return load_model(self.path)
-
-    @cached_property
     def samples(self) -> Samples:
-        return Cached(self.sources.samples, CACHE_BYTES)
+        return Cached(self.sources.samples, self.memory.samples)
 
     @cached_property
     def calibration_samples(self) -> Samples:
         own = self.sources.calibration
-        return self.samples if own is None else Cached(own, CACHE_BYTES // 4)
+        return self.samples if own is None else Cached(own, self.memory.samples // 4)
 
     @cached_property
     def split(self) -> Split:
@@ -162,12 +157,18 @@ class Line:
 
         def compute() -> PreparedFile:
             self.progress(Step("prepare", "cleaning the model and comparing it with the original"))
-            model, fact = prepare.prepare(self.original, feeds, model_bytes(self.path, self.original))
-            self.store.save_file(path, ir.to_proto(model).SerializeToString())
-            return PreparedFile(fact, file_key(path))
+            with self.store.scratch("prepare") as folder:
+                model, fact = prepare.prepare(open_model(self.path), feeds, file_bytes(self.path), folder)
+                aside.save(model, folder / path.name)
+                for file in folder.glob(f"{path.stem}.*"):
+                    self.store.take_file(file, path.with_name(file.name))
+            return PreparedFile(fact, model_key(path))
 
         def is_whole(found: PreparedFile) -> bool:
-            return path.is_file() and file_key(path) == found.file_key
+            try:
+                return model_key(path) == found.file_key
+            except (InputError, UnsupportedModel):
+                return False
 
         return path, self.fact("prepare", key, PreparedFile, compute, is_whole).prepared, key
 
@@ -177,7 +178,7 @@ class Line:
 
     @cached_property
     def graph(self) -> Graph:
-        return Graph(load_model(self._prepared[0]))
+        return Graph(open_model(self._prepared[0]))
 
     @cached_property
     def structure(self) -> Structure:
@@ -185,7 +186,8 @@ class Line:
 
     @cached_property
     def executor(self) -> Executor:
-        return Executor(self.graph, self.structure)
+        weights = sum(layer.weight_bytes for layer in self.structure.layers)
+        return Executor(self.graph, self.structure, self.memory.room(weights, len(self.schemes)))
 
     @cached_property
     def is_batched(self) -> bool:
@@ -216,13 +218,13 @@ class Line:
     @cached_property
     def batch(self) -> int:
         """Samples a batch of the layer-wise run."""
-        return int(np.clip(BATCH_BYTES // self._sample_bytes, 1, BATCH)) if self.is_batched else 1
+        return int(np.clip(self.memory.batch // self._sample_bytes, 1, BATCH)) if self.is_batched else 1
 
     @cached_property
     def correction_batches(self) -> list[Feeds]:
         """Feeds of the calibration samples on which biases are corrected."""
         live = max(1, self._sample_bytes // 8)  # of all values, few are live at once
-        count = int(np.clip(CORRECTION_BYTES // live, 1, CORRECTION_SAMPLES))
+        count = int(np.clip(self.memory.correction // live, 1, CORRECTION_SAMPLES))
         indices = self.split.calibration[:count]
         return [feeds for _, feeds in batches(self.calibration_samples, indices, self.batch)]
 
@@ -295,7 +297,7 @@ class Line:
 
     @cached_property
     def costs(self) -> Costs:
-        empty = ir.to_proto(writing.write_plan(self.parts(), writing.FLOAT_PLAN)).ByteSize()
+        empty = writing.write_plan(self.parts(), writing.FLOAT_PLAN).ByteSize()
         return writing.count_bytes(self.parts(), self.options, empty)
 
     @cached_property
@@ -360,13 +362,3 @@ def split_order(samples: Samples, count: int, seed: int) -> np.ndarray:
         drawn = split(total, seed, calibration=0, labels=samples.labels)
         order = np.concatenate([drawn.search, drawn.final])
     return order[:count]
-
-
-def model_bytes(path: Path, model: ir.Model) -> int:
-    """Bytes of the file and of the external data that it names."""
-    external = {
-        value.const_value.location
-        for value in model.graph.initializers.values()
-        if isinstance(value.const_value, ir.ExternalTensor)
-    }
-    return path.stat().st_size + sum((path.parent / str(name)).stat().st_size for name in external)

@@ -1,48 +1,95 @@
 """A scan of one line: its prices as ranked layers, with what the layers are in the user's own file."""
 
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
+from quantsieve import tasks
 from quantsieve.data import batches
 from quantsieve.errors import UsageError
 from quantsieve.model.graph import Graph
+from quantsieve.model.load import open_model
 from quantsieve.plan import full_plan
 from quantsieve.run.line import Line
 from quantsieve.run.progress import Step
+from quantsieve.run.trials import Trials
 from quantsieve.search.prices import forced_tensors
-from quantsieve.sensitivity import rescue
+from quantsieve.sensitivity import metrics, rescue
 from quantsieve.sensitivity.engine import refusal
-from quantsieve.sensitivity.local import TensorRow, rows, tensor_errors
+from quantsieve.sensitivity.local import TensorRow, check_weights, rows, tensor_errors
+from quantsieve.sensitivity.metrics import LOWER, METRICS, Meaning, Measure, no_channels
 from quantsieve.sensitivity.origin import original_nodes
 from quantsieve.sensitivity.places import find_places
-from quantsieve.sensitivity.racing import is_settled
-from quantsieve.sensitivity.ranking import Choice, Refused, Score, rank, rank_gains, sums_of
-from quantsieve.sensitivity.scan_document import METRICS, ScanResult
+from quantsieve.sensitivity.probes import Batch, Probes, join, probe_batch
+from quantsieve.sensitivity.racing import LOOKS, is_settled
+from quantsieve.sensitivity.ranking import Choice, Refused, Score, alone, rank, rank_gains, rank_values, sums_of
+from quantsieve.sensitivity.scan_document import DEFAULT, MODES, PRICED, ScanResult
 
 
-def scan_line(line: Line, is_race: bool = False, mode: str = "alone") -> ScanResult:
-    """Every layer of the model: ranked under each scheme that it may have, or refused with the reason.
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What the scores of a scan are.
 
-    is_race: end before all scan samples are priced when the order of the worst layers is settled. mode: 'alone', or
-    'rescue' for what each layer's return to float takes away from the fully quantized model's error.
+    is_race: end before all scan samples are used when the order of the worst layers is settled. mode: 'alone', or
+    'rescue' for what each layer's return to float takes away from the fully quantized model's error. metric: None for
+    the sums of prices, 'quality' for the score of the task that fits. has_outputs, has_channels: whether rows tell the
+    value of each output, and of each of its channels. combined_weights: of the local and the accumulated error of
+    tensors. Raises UsageError for what does not go together.
     """
-    if mode not in METRICS:
-        raise UsageError(f"a mode of {', '.join(METRICS)}", repr(mode), "Choose one of them.")
+
+    is_race: bool = False
+    mode: str = "alone"
+    metric: Measure | Literal["quality"] | None = None
+    has_outputs: bool = False
+    has_channels: bool = False
+    combined_weights: tuple[float, float] = (0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        check_weights(*self.combined_weights)
+        if self.mode not in MODES:
+            raise UsageError(f"a mode of {', '.join(MODES)}", repr(self.mode), "Choose one of them.")
+        if self.mode != "alone" and self.metric is not None:
+            raise UsageError(f"the metric {DEFAULT} with the mode {self.mode}", "another one", "Leave one of them out.")
+        if not (self.has_outputs or self.has_channels):
+            return
+        measure = self.metric
+        if not isinstance(measure, Measure) or not callable(measure.compare):
+            shown = measure.meaning.name if isinstance(measure, Measure) else measure or DEFAULT
+            todo = f"Choose from {', '.join(METRICS)}."
+            raise UsageError("a metric with a value of each output", f"{shown}, which takes all outputs as one", todo)
+        if self.has_channels and not measure.has_channels:
+            raise no_channels(measure)
+
+
+def scan_line(line: Line, scoring: Scoring) -> ScanResult:
+    """Every layer of the model: ranked under each scheme that it may have, or refused with the reason."""
     options, form = line.options, line.schemes[0].activation
     refusals = options.refusals
     choices = _choices(line)
-    if is_race:
-        line.is_settled = lambda prices: is_settled(sums_of(choices, prices, form))
+    meaning = PRICED[scoring.mode]
     layers: tuple[Score, ...] = ()
     count = 0
-    if options.schemes and mode == "alone":
+    if scoring.metric is not None:
+        measure = scoring.metric
+        if not isinstance(measure, Measure):
+            measure = metrics.get(tasks.get(Trials(line).task))
+        meaning = measure.meaning
+        if choices:
+            layers, count = _probed(line, choices, measure, scoring)
+    elif options.schemes and scoring.mode == "alone":
+        if scoring.is_race:
+            line.is_settled = lambda prices: is_settled(sums_of(choices, prices, form))
         layers, count = rank(choices, line.prices, form), line.prices.num_samples
     elif options.schemes:
         layers, count = rank_gains(choices, _gains(line)), len(line.scan_indices)
     return ScanResult(
-        mode=mode,
-        tensors=_tensors(line, count) if options.schemes else (),
+        mode=scoring.mode,
+        metric=meaning,
+        combined_weights=scoring.combined_weights,
+        tensors=_tensors(line, count, scoring.combined_weights) if options.schemes else (),
         model_file=line.path.name,
         model_key=line.model_key,
         num_samples=count,
@@ -58,9 +105,41 @@ def scan_line(line: Line, is_race: bool = False, mode: str = "alone") -> ScanRes
             *line.prepared.notes,
             *line.sources.notes(),
             *dict.fromkeys(line.notes),
-            *_scan_notes(line, layers if mode == "alone" else ()),
+            *_scan_notes(line, layers if meaning is PRICED["alone"] else ()),
         ),
     )
+
+
+def _probed(line: Line, choices: Sequence[Choice], measure: Measure, scoring: Scoring) -> tuple[tuple[Score, ...], int]:
+    """(rows, number of samples) of a metric other than the prices."""
+    parts, labels = line.parts(), line.samples.labels
+    rows, total = len(alone(choices)), len(line.scan_indices)
+    found: list[Probes] = []
+    done, start = 0, time.perf_counter()
+    limit = min(line.batch, LOOKS[0]) if scoring.is_race else line.batch
+    for part, feeds in batches(line.samples, line.scan_indices, limit):
+
+        def tell(number: int, done: int = done, count: int = len(part)) -> None:
+            share = (done + count * number / rows) / total
+            left = (time.perf_counter() - start) * (1 - share) / share
+            text = f"{measure.meaning.name}: {rows} probes of layers on {total} samples"
+            line.progress(Step("sensitivity", text, round(1000 * share), 1000, left))
+
+        batch = Batch(feeds, len(part), None if labels is None else labels[part])
+        found += probe_batch(line.executor, batch, choices, [measure], parts, scoring.has_channels, line.workers, tell)
+        done += len(part)
+        if scoring.is_race and done in LOOKS and _is_settled(measure.meaning, join(found).totals):
+            break
+    whole = join(found)
+    outputs = whole.outputs if scoring.has_outputs else {}
+    return rank_values(choices, measure.meaning, whole.totals, outputs, whole.channels), done
+
+
+def _is_settled(meaning: Meaning, totals: np.ndarray) -> bool:
+    """A race takes shares of a score: decibels are none, so it is run on the noise that they stand for."""
+    values = 10 ** (-totals / 10) if meaning.direction == LOWER else totals
+    with np.errstate(invalid="ignore"):
+        return is_settled(values)
 
 
 def _scan_notes(line: Line, layers: Sequence[Score]) -> Iterator[str]:
@@ -92,19 +171,19 @@ def _gains(line: Line) -> dict[tuple[str, str], np.ndarray]:
     return gains
 
 
-def _tensors(line: Line, count: int) -> tuple[TensorRow, ...]:
+def _tensors(line: Line, count: int, weights: tuple[float, float]) -> tuple[TensorRow, ...]:
     """Both errors of every tensor on the samples of the scores; the quantized model has the first scheme everywhere."""
     line.progress(Step("sensitivity", "errors of every tensor, alone and in the quantized model"))
     indices = line.scan_indices[:count]
     feeds = (feeds for _, feeds in batches(line.samples, indices, line.batch))
     plan = full_plan(line.options, line.settings.schemes[0])
-    return rows(line.executor, tensor_errors(line.executor, line.parts(), plan, feeds))
+    return rows(line.executor, tensor_errors(line.executor, line.parts(), plan, feeds), weights)
 
 
 def _choices(line: Line) -> list[Choice]:
     places = find_places(line.graph, line.structure)
     layers, given = line.structure.quantizable, dict(line.prepared.given_names)
-    nodes = original_nodes(Graph(line.original), line.graph, layers, given)
+    nodes = original_nodes(Graph(open_model(line.path)), line.graph, layers, given)
     allowed = line.options.schemes
     return [
         Choice(layer, allowed[layer.name], forced_tensors(line.graph, layer), nodes[layer.name], places[layer.name])

@@ -51,6 +51,7 @@ class Limits:
     max_trials: int | None = None  # candidates measured on search samples
     workers: int = 2  # probes run at once
     limit_s: float = 300.0  # of one request to the target
+    memory_limit: int | None = None  # bytes; None: half of what is free
 
     def __post_init__(self) -> None:
         _check_least("max_trials", self.max_trials, 1)

@@ -11,8 +11,10 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType, UnionType
 from typing import Any, TypeVar, overload
@@ -21,7 +23,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from quantsieve.errors import RunFolderError
-from quantsieve.run._atomic import make_folder, refusal, remove_file, remove_leftovers, write_file
+from quantsieve.run._atomic import make_folder, move_file, refusal, remove_file, remove_leftovers, write_file
 from quantsieve.run._settings import differences, read_settings, settings_text
 from quantsieve.run.codec import Arrays, decode, encode
 from quantsieve.run.events import Event, Events, read_events
@@ -60,6 +62,7 @@ class Store:
         lock = FolderLock.take(root)
         try:
             remove_leftovers(root, deep=False)
+            shutil.rmtree(root / "scratch", ignore_errors=True)
             for folder in ("facts", "plans", "report"):
                 remove_leftovers(root / folder, deep=True)
             _settle(root, text)
@@ -162,6 +165,26 @@ class Store:
         make_folder(target.parent)
         write_file(target, content)
         return target
+
+    @contextmanager
+    def scratch(self, name: str) -> Iterator[Path]:
+        """An empty folder in the run folder that is removed at the end; after a kill, by the next `open`.
+
+        Raises RunFolderError when the disk refuses what is written there.
+        """
+        folder = self.root / "scratch" / _name(name)
+        make_folder(folder)
+        try:
+            yield folder
+        except OSError as error:
+            raise refusal(error, folder) from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def take_file(self, source: Path, path: Path) -> None:
+        """Moves a file of `scratch` to its place, whole or not at all. Raises RunFolderError when the disk refuses."""
+        make_folder(path.parent)
+        move_file(source, path)
 
     def plan_folder(self, plan: str) -> Path:
         """The folder of one plan's files; made where it is missing, unless the store was opened by `read`."""

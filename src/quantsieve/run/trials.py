@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import onnx_ir as ir
 
 from quantsieve import evaluation, repair, writing
 from quantsieve.data import batches
 from quantsieve.errors import UnsupportedModel
 from quantsieve.evaluation import Exam, Failed, Measured, Outcome, Reference
+from quantsieve.model.walks import Walks
 from quantsieve.plan import BIAS, Plan
 from quantsieve.run.keys import array_key, content_key, file_key
 from quantsieve.run.line import Line
@@ -28,14 +28,15 @@ from quantsieve.targets.audit import audit_layers
 from quantsieve.targets.base import Saturation, TargetFailure, Timing
 from quantsieve.tasks import choose, output_variance
 from quantsieve.tasks import get as get_task
-from quantsieve.weights import NO_CORRECTIONS
+from quantsieve.weights import NO_CORRECTIONS, Ingredients
 
-VERSION = 3
+VERSION = 4
 KILLED = "SIGKILL"  # nothing in a model sends it: somebody outside did
-EVALUATION_BYTES = 16 << 20  # of inputs sent to the target in one batch
+EVALUATION_BYTES = 4 << 20  # of inputs of one batch on the target, which runs as many at a time as it has threads
 SEARCH_SAMPLES = 256  # most that a candidate is measured on: a squared error needs no more to tell plans apart
+KEPT_BYTES = 192 << 20  # of walks over plans, on calibration and on scan samples each
 PRECISION = 0.02  # of a median latency, at which timing ends
-EVALUATION_BATCH = 128  # most samples of it
+EVALUATION_BATCH = 32  # most samples of it; with 128 small models' activations leave the processor's caches
 
 Answer = TypeVar("Answer")
 
@@ -97,6 +98,10 @@ class Trials:
             return self.line.settings.weight_type
         found = self.saturation
         return "u8" if found is not None and found.saturates and not found.u8_saturates else "s8"
+
+    @cached_property
+    def _uncorrected(self) -> Ingredients:
+        return self.line.parts(self.weight_type).with_corrections(NO_CORRECTIONS)
 
     @cached_property
     def task(self) -> str:
@@ -183,15 +188,13 @@ class Trials:
             return found
         parts = line.float_parts
         if plan.quantized():
-            parts = line.parts(self.weight_type).with_corrections(NO_CORRECTIONS)
+            parts = self._uncorrected
             if BIAS in plan.repairs:
-                parts = parts.with_corrections(
-                    repair.correct_along(line.executor, parts, plan, line.correction_batches)
-                )
+                parts = repair.correct_along(parts, plan, self._correction_walks)
             simulated = self._simulate(Simulation(line.executor, parts, plan))
         else:
             simulated = np.zeros(0)
-        content = ir.to_proto(writing.write_plan(parts, plan)).SerializeToString()
+        content = writing.write_plan(parts, plan).SerializeToString()
         line.store.save_file(path, content)
         document = {"schema": 1, "id": plan.id, "layers": dict(plan.schemes), "repairs": list(plan.repairs)}
         line.store.save_file(path.with_name("plan.json"), json.dumps(document, indent=1).encode())
@@ -200,19 +203,26 @@ class Trials:
         return built
 
     @cached_property
-    def _scan_reference(self) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray], int]]:
+    def _correction_walks(self) -> Walks:
+        return Walks(self.line.executor, self.line.correction_batches, KEPT_BYTES)
+
+    @cached_property
+    def _scan_walks(self) -> list[tuple[Walks, dict[str, np.ndarray], int]]:
+        """For each batch of scan samples its walks, the float outputs, and how many samples it has."""
         line = self.line
+        fed = list(batches(line.samples, line.scan_indices, line.batch))
         found = []
-        for part, feeds in batches(line.samples, line.scan_indices, line.batch):
+        for part, feeds in fed:
             values = line.executor.forward(feeds, keep=lambda name: False)
-            found.append((feeds, float_outputs(line.executor, values), len(part)))
+            walks = Walks(line.executor, [feeds], KEPT_BYTES // len(fed))
+            found.append((walks, float_outputs(line.executor, values), len(part)))
         return found
 
     def _simulate(self, simulation: Simulation) -> np.ndarray:
         variance = self.reference("search").variance  # the same as of the measurement it is held against
         errors = []
-        for feeds, reference, count in self._scan_reference:
-            outputs = float_outputs(self.line.executor, simulation.run(feeds))
+        for walks, reference, count in self._scan_walks:
+            outputs = float_outputs(self.line.executor, simulation.walk(walks)[0])
             errors.append(error_vectors(outputs, reference, variance, count)[0])
         return np.concatenate(errors)
 

@@ -16,8 +16,8 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from quantsieve.plan import Plan
 from quantsieve.search.prices import Problem
 
-# scipy's flow is int32. Gains are rounded one by one, so their sum in units may pass _GAINS: an edge that is never to be
-# cut, and a cost above all gains, holds more than that.
+# scipy's flow is int32. Gains are rounded one by one, so their sum in units may pass _GAINS: an edge that is never to
+# be cut, and a cost above all gains, holds more than that.
 _GAINS = 2**30
 _UNBOUNDED = 2**31 - 1
 

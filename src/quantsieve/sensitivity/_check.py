@@ -14,7 +14,7 @@ import onnxruntime
 
 from quantsieve.model.execute import piece_options
 from quantsieve.model.graph import Graph
-from quantsieve.model.units import Structure
+from quantsieve.model.units import Layer, Structure
 from quantsieve.sensitivity.optimized import Refused, Saved, unblocked
 from quantsieve.sensitivity.suffixes import Suffixes
 
@@ -56,27 +56,28 @@ def _changed_regions(
 ) -> dict[str, np.ndarray]:
     """Roots as their regions make them, before their own change, and the other outputs."""
     optimized = suffixes.optimized
+    layers = {suffixes.region_of(layer): layer for layer in structure.quantizable if layer.weight}
     factors = {optimized.places[root]: factor for root, factor in _factors(structure).items()}
-    swaps: dict[int, dict[str, np.ndarray]] = {}
-    for layer in structure.quantizable:
-        if layer.weight is not None:
-            weight, bias = graph.constant(layer.weight), graph.constant(layer.bias) if layer.bias else None
-            assert weight is not None
-            found = suffixes.swapped(layer, weight * _WEIGHT, None if bias is None else bias * _BIAS)
-            if found is not None:
-                swaps[found[0]] = found[1]
     raw: dict[str, np.ndarray] = {}
     values = {
         name: array * factors[name] if name in factors else array for name, array in suffixes.start(feeds).items()
     }
     for index in range(len(optimized.regions)):
-        for name, array in suffixes.region(index, values, swaps.get(index)).items():
+        swap = _changed_weights(suffixes, graph, layers[index]) if index in layers else None
+        for name, array in suffixes.region(index, values, swap).items():
             raw[name] = array
             values[name] = array * factors[name] if name in factors else array
     roots = {
         root: raw[place] for root, place in optimized.places.items() if place in raw and root not in optimized.turned
     }
     return {name: raw[name] for name in optimized.outputs if name in raw} | roots
+
+
+def _changed_weights(suffixes: Suffixes, graph: Graph, layer: Layer) -> dict[str, np.ndarray] | None:
+    weight, bias = graph.constant(layer.weight or ""), graph.constant(layer.bias) if layer.bias else None
+    assert weight is not None
+    found = suffixes.swapped(layer, weight * _WEIGHT, None if bias is None else bias * _BIAS)
+    return None if found is None else found[1]
 
 
 def _changed_model(

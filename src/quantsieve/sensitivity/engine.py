@@ -1,4 +1,4 @@
-"""Two ways to switch on one source and get the outputs: suffixes of the optimized graph, or layer by layer.
+"""Two ways to switch on sources and get the outputs: suffixes of the optimized graph, or layer by layer.
 
 The first costs about half as much and is taken whenever the optimized graph passes its check; the second works for
 every model. Both give the same numbers but for the order of float sums.
@@ -22,9 +22,10 @@ from quantsieve.schemes._affine import QuantizedLayer
 from quantsieve.sensitivity._check import check
 from quantsieve.sensitivity.optimized import Refused, optimize, save
 from quantsieve.sensitivity.suffixes import Suffixes
-from quantsieve.weights import Corrections, integers
+from quantsieve.weights import Corrections, constants, integers
 
 Arrays = dict[str, np.ndarray]
+Weights = tuple[np.ndarray, np.ndarray | None]  # weight and bias
 
 
 class Engine(Protocol):
@@ -38,6 +39,10 @@ class Engine(Protocol):
 
     def reweighted(self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None) -> Arrays:
         """Outputs when one layer has other weights."""
+
+    def together(self, rounded: Mapping[str, Affine], layer: Layer, weights: Weights | None) -> Arrays:
+        """Outputs when tensors are rounded, by root, and a layer has other weights, all in one: a tensor is rounded as
+        the changes before it leave it, for all its readers. weights: None where the layer keeps its own."""
 
 
 class ByLayer:
@@ -56,6 +61,9 @@ class ByLayer:
 
     def reweighted(self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None) -> Arrays:
         return float_outputs(self._executor, self._executor.after_weights(self._base, layer, weight, bias))
+
+    def together(self, rounded: Mapping[str, Affine], layer: Layer, weights: Weights | None) -> Arrays:
+        return float_outputs(self._executor, self._executor.after_sources(self._base, rounded, layer, weights))
 
 
 class BySuffix:
@@ -78,6 +86,29 @@ class BySuffix:
 
     def reweighted(self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None) -> Arrays:
         return self._floats(self._suffixes.reweighted(self._base, layer, weight, bias))
+
+    def together(self, rounded: Mapping[str, Affine], layer: Layer, weights: Weights | None) -> Arrays:
+        optimized, base = self._suffixes.optimized, self._base
+        # What is not among the base values reaches no output.
+        places = {place: rounded[root] for root in rounded if (place := optimized.places[root]) in base}
+        found = None if weights is None else self._suffixes.swapped(layer, *weights)
+        swaps = {} if found is None else {found[0]: found[1]}
+        makers = optimized.makers
+        last = max([*swaps, *(makers[place] for place in places if place in makers)], default=-1)
+        changed = {
+            place: self._executor.rounded(base[place], affine)
+            for place, affine in places.items()
+            if place not in makers
+        }
+        # Up to the last change region by region, as a value may have to be rounded between any two.
+        for index, region in enumerate(optimized.regions[: last + 1]):
+            if index in swaps or any(name in changed for name in region.reads):
+                made = self._suffixes.region(index, {**base, **changed}, swaps.get(index))
+            else:
+                made = {name: base[name] for name in region.outputs if name in places}
+            for name, array in made.items():
+                changed[name] = self._executor.rounded(array, places[name]) if name in places else array
+        return self._floats(self._suffixes.after(base, changed, last + 1))
 
     def _floats(self, values: Arrays) -> Arrays:
         names = sorted(name for name, array in values.items() if array.dtype in (np.float32, np.float16))
@@ -122,7 +153,9 @@ def refusal(executor: Executor) -> str | None:
 def kept_integers(
     executor: Executor, layer: Layer, scheme: Scheme, calibration: Calibration, corrections: Corrections
 ) -> QuantizedLayer:
-    """`integers` of a layer whose executor has an engine, kept for the next batch (a byte a weight and scheme)."""
+    """`integers` of a layer whose executor has an engine, kept where there is room (a byte a weight and scheme)."""
+    if not executor.room.keeps_integers:
+        return integers(executor.graph, layer, scheme, calibration, corrections)
     kept = _kept[executor]
     facts = (calibration, corrections, scheme.version)
     key = (layer.name, scheme.name)
@@ -133,6 +166,15 @@ def kept_integers(
     if key not in store:
         store[key] = integers(executor.graph, layer, scheme, calibration, corrections)
     return store[key]
+
+
+def kept_weights(
+    executor: Executor, layer: Layer, scheme: Scheme, calibration: Calibration, corrections: Corrections
+) -> Weights:
+    """Weight and bias that `kept_integers` stand for, float32."""
+    made = kept_integers(executor, layer, scheme, calibration, corrections)
+    bias = made.bias.dequantized() if made.bias is not None else constants(executor.graph, layer)[1]
+    return made.weight.dequantized(), bias
 
 
 def _keep(executor: Executor, feeds: Mapping[str, np.ndarray], num_samples: int) -> _Kept:
@@ -152,7 +194,7 @@ def _open_suffixes(executor: Executor, feeds: Mapping[str, np.ndarray]) -> Suffi
     with TemporaryDirectory(prefix="quantsieve-") as folder:
         try:
             saved = save(graph, Path(folder))
-            suffixes = Suffixes(optimize(saved, graph, structure, executor.types), graph, structure)
+            suffixes = Suffixes(optimize(saved, graph, structure, executor.types), graph, structure, executor.room)
             check(suffixes, saved, graph, structure, feeds)
         except Refused:
             raise

@@ -3,7 +3,7 @@
 `local` is the error of rounding the tensor's own float values; `accumulated` is that of the tensor in the quantized
 model against the float model's, so everything that happened before it is in it. Both are told as SQNR in decibel
 (higher is cleaner) and as relative error, the noise's power over the signal's (higher is worse). `combined` ranks by a
-weighted sum of both, each SQNR taken as an error, that is with its sign turned, and scaled so that the tensors span
+weighted mean of both, each SQNR taken as an error, that is with its sign turned, and scaled so that the tensors span
 0..1: higher is worse. (Two errors, scaled and added half each, is the ranking of the SeQTO tuner, which sorts the SQNRs
 themselves as if they were errors.)
 """
@@ -138,22 +138,30 @@ class _Walk:
 
 
 def combined(errors: Sequence[TensorErrors], local: float = 0.5, accumulated: float = 0.5) -> dict[str, float]:
-    """Weighted sum of both errors by root, each scaled to 0..1 over the tensors; higher is worse.
+    """Weighted mean of both errors by root, each scaled to 0..1 over the tensors; higher is worse.
 
     Raises UsageError for weights that are negative or both 0.
     """
-    if min(local, accumulated) < 0 or local + accumulated == 0:
-        raise UsageError("two weights of 0 or more, not both 0", f"{local} and {accumulated}", "Give larger ones.")
+    check_weights(local, accumulated)
+    total = local + accumulated
     columns = [
-        local * _scaled([-error.local.sqnr_db for error in errors]),
-        accumulated * _scaled([-error.accumulated.sqnr_db for error in errors]),
+        local / total * _scaled([-error.local.sqnr_db for error in errors]),
+        accumulated / total * _scaled([-error.accumulated.sqnr_db for error in errors]),
     ]
     return dict(zip([error.root for error in errors], sum(columns).tolist(), strict=True))  # type: ignore[union-attr]
 
 
-def rows(executor: Executor, errors: Sequence[TensorErrors]) -> tuple[TensorRow, ...]:
-    """The tensors ranked by `combined` with equal weights, worst first."""
-    weighted = combined(errors)
+def check_weights(local: float, accumulated: float) -> None:
+    """Raises UsageError unless both are 0 or more, not both 0."""
+    if not (local >= 0 and accumulated >= 0 and 0 < local + accumulated < math.inf):
+        raise UsageError("two weights of 0 or more, not both 0", f"{local} and {accumulated}", "Give 0.5 and 0.5.")
+
+
+def rows(
+    executor: Executor, errors: Sequence[TensorErrors], weights: tuple[float, float] = (0.5, 0.5)
+) -> tuple[TensorRow, ...]:
+    """The tensors ranked by `combined` with those weights, worst first."""
+    weighted = combined(errors, *weights)
     tensors = {tensor.root: tensor for tensor in executor.structure.tensors}
     found = [
         TensorRow(

@@ -1,34 +1,64 @@
 """What a perturbed output is compared with the float one by: one value a sample, a plain function each.
 
 A metric is a function of two arrays of one output, (float, perturbed), both [n, ...] of the same shape, to float64 [n].
-A plug-in is such a function too. Of the built-in ones every value but `sqnr`'s is higher where it is worse.
-
-| name | value of a sample | unit | worse |
-|---|---|---|---|
-| mse | mean of (y' - y)^2 over the output | square of the output's unit | higher |
-| sqnr | 10 log10(sum y^2 / sum (y' - y)^2) | dB | lower |
-| kl_div | sum p log(p / p'), p and p' the softmax of y and y' | nats | higher |
-| cos | 1 - cosine of y and y' | 1 | higher |
-| top1 | share of decisions whose class differs | 1 | higher |
-| top5 | share of decisions whose float class is not among the five highest of y' | 1 | higher |
-| max_abs | largest of abs(y' - y) | the output's unit | higher |
+A plug-in is such a function too, and is taken for an error: higher is worse. What each built-in one is, with unit and
+direction, stands in `METRICS`. (Sources: Kullback and Leibler 1951 for kl_div; the others by definition.)
 
 kl_div, top1 and top5 need an axis of classes (`tasks`: the last of rank 2 and 3, else axis 1); their values are means
 over the decisions of a sample. Outputs that are probabilities already are taken as they are by kl_div, for a second
-softmax would flatten them. (Sources: Kullback and Leibler 1951; the others by definition.)
+softmax would flatten them.
+
+The score of a task, which looks at all outputs at once and perhaps at labels, is a metric as well: what the float
+model has of it minus what the perturbed one has, so that higher is worse.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 
+from quantsieve import tasks
 from quantsieve.errors import InputError, UsageError
+from quantsieve.sensitivity.local import CLEANEST_DB
+from quantsieve.tasks import Task
 from quantsieve.tasks._classes import class_scores, decisions, is_distribution
 
 Metric = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Arrays = Mapping[str, np.ndarray]
+Values = TypeVar("Values", float, np.ndarray)
 
+HIGHER, LOWER = "higher is worse", "lower is worse"
+QUALITY = "quality"  # the score of the task that fits the model and its data
 _TINY = 1e-12  # least probability: 0 log 0 is 0, and a lost class costs 27 nats instead of infinity
+_TASK_NAMES = {"top1": "accuracy"}  # where the name of a task is that of a metric, which compares with the float model
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a score says. direction: HIGHER or LOWER; is_error: no score is below 0."""
+
+    name: str
+    text: str
+    unit: str
+    direction: str = HIGHER
+    is_error: bool = True
+
+    def worse(self, values: Values) -> Values:
+        """The values, turned so that higher is worse."""
+        return -values if self.direction == LOWER else values
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A metric in use: a function of each output, or a task."""
+
+    meaning: Meaning
+    compare: Metric | Task
+    needs_classes: bool = False
+    has_channels: bool = False  # whether its value of one channel alone means something
 
 
 def mse(reference: np.ndarray, perturbed: np.ndarray) -> np.ndarray:
@@ -90,36 +120,142 @@ def max_abs(reference: np.ndarray, perturbed: np.ndarray) -> np.ndarray:
         return _finite(np.abs(_rows(perturbed) - _rows(reference)).max(axis=1), np.inf)
 
 
-METRICS: Mapping[str, Metric] = MappingProxyType(
-    {"mse": mse, "sqnr": sqnr, "kl_div": kl_div, "cos": cos, "top1": top1, "top5": top5, "max_abs": max_abs}
+def _built_in(function: Metric, text: str, unit: str, direction: str = HIGHER) -> Measure:
+    needs_classes = function in (kl_div, top1, top5)
+    meaning = Meaning(function.__name__, text, unit, direction, direction == HIGHER)
+    return Measure(meaning, function, needs_classes, not needs_classes)
+
+
+_OUTPUT_UNIT = "the output's unit"
+METRICS: Mapping[str, Measure] = MappingProxyType(
+    {
+        measure.meaning.name: measure
+        for measure in (
+            _built_in(mse, "mean of (y' - y)^2 over an output", "square of the output's unit"),
+            _built_in(sqnr, "10 log10(sum y^2 / sum (y' - y)^2) of an output", "dB", LOWER),
+            _built_in(kl_div, "sum p log(p / p') over the classes of an output, p and p' its softmax", "nats"),
+            _built_in(cos, "1 - cosine of y and y' of an output", "1"),
+            _built_in(top1, "share of decisions whose class is not the float model's", "1"),
+            _built_in(top5, "share of decisions whose float class is not among the five highest", "1"),
+            _built_in(max_abs, "largest abs(y' - y) of an output", _OUTPUT_UNIT),
+        )
+    }
 )
 
 
-def get(metric: str | Metric) -> Metric:
-    """A built-in metric by name; a function is its own. Raises UsageError for an unknown name."""
+def of_tasks() -> dict[str, str]:
+    """Name of the task by name of its metric."""
+    return {_TASK_NAMES.get(name, name): name for name in tasks.names()}
+
+
+def names() -> tuple[str, ...]:
+    """Every name that `get` knows."""
+    return (*METRICS, *of_tasks())
+
+
+def get(metric: str | Metric | Task, name: str | None = None) -> Measure:
+    """A built-in metric or a task's by name; a task or a function as it is. name: of a function, to be told by.
+
+    Raises UsageError for an unknown name.
+    """
+    if isinstance(metric, str):
+        if metric in METRICS:
+            return METRICS[metric]
+        if metric not in of_tasks():
+            near = get_close_matches(metric, names(), n=3) or names()
+            raise UsageError("the name of a metric", repr(metric), f"Use {', '.join(near)}, or a function of your own.")
+        metric = tasks.get(of_tasks()[metric])
     if callable(metric):
-        return metric
-    if metric not in METRICS:
-        raise UsageError(f"a metric of {', '.join(METRICS)}", repr(metric), "Choose one, or pass a function.")
-    return METRICS[metric]
+        own = name or str(getattr(metric, "__name__", type(metric).__name__))
+        told = [*(metric.__doc__ or "").strip().splitlines(), own]
+        return Measure(
+            Meaning(own, told[0].rstrip("."), "as the function has it", is_error=False), metric, has_channels=True
+        )
+    shown = _TASK_NAMES.get(metric.name, metric.name)
+    return Measure(Meaning(shown, f"loss of the {metric.description}", "1", is_error=False), metric)
 
 
-def is_cleaner_when_higher(metric: str | Metric) -> bool:
-    """True of `sqnr` alone; a plug-in is taken for an error."""
-    return get(metric) is sqnr
+def values(measure: Measure, reference: Arrays, perturbed: Arrays, labels: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Values by output, float64 [n] each; those of a task, which takes all outputs together, by the name ''.
+
+    reference, perturbed: float outputs, [n, ...] each; an output without an axis of classes is left out where the
+    metric needs one. An SQNR counts as 200 dB at most, so that one sample without noise leaves the others a mean.
+    Raises InputError when no output can be compared.
+    """
+    if not callable(measure.compare):
+        task = measure.compare
+        return {"": task.score(reference, reference, labels) - task.score(perturbed, reference, labels)}
+    return {
+        name: _limited(measure, apply(measure.compare, reference[name], perturbed[name]))
+        for name in _compared(reference, measure.needs_classes)
+    }
+
+
+def no_channels(measure: Measure) -> UsageError:
+    """What is wrong with asking the metric for channels."""
+    allowed = ", ".join(name for name, found in METRICS.items() if found.has_channels)
+    return UsageError("a metric with a value of each channel", measure.meaning.name, f"Choose from {allowed}.")
+
+
+def channel_values(measure: Measure, reference: Arrays, perturbed: Arrays) -> dict[str, np.ndarray]:
+    """Values by output with an axis of classes, or of channels, float64 [n, channels] each: of each channel alone.
+
+    Raises UsageError where the metric has no value of a channel, InputError when no output has such an axis.
+    """
+    compare = measure.compare
+    if not measure.has_channels or not callable(compare):
+        raise no_channels(measure)
+    found = {}
+    for name in _compared(reference, needs_classes=True):
+        before, after = (_by_channel(_scores(arrays[name])) for arrays in (reference, perturbed))
+        if compare is cos and before.shape[1] == 1:
+            shown = f"output '{name}' with one, whose cosine is a sign"
+            raise UsageError("several values a channel for cos", shown, "Choose mse, sqnr or max_abs.")
+        channels = len(before) // len(reference[name])
+        found[name] = _limited(measure, apply(compare, before, after)).reshape(-1, channels)
+    return found
 
 
 def apply(metric: Metric, reference: np.ndarray, perturbed: np.ndarray) -> np.ndarray:
-    """The metric's values, checked: float64 [n]. Raises InputError for a function that returns anything else."""
-    values = np.asarray(metric(reference, perturbed), np.float64)
-    if values.shape != (len(reference),):
-        name = getattr(metric, "__name__", "the metric")
+    """The metric's values, checked: float64 [n]; what is not a number is inf.
+
+    Raises InputError for a function that returns anything else.
+    """
+    name = getattr(metric, "__name__", "the metric")
+    try:
+        found = np.asarray(metric(reference, perturbed), np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"float values of a sample from {name}", f"{type(error).__name__}: {error}", "Correct the function."
+        ) from error
+    if found.shape != (len(reference),):
         raise InputError(
             f"one value a sample from {name}, shape [{len(reference)}]",
-            f"shape {list(values.shape)}",
+            f"shape {list(found.shape)}",
             "Take the mean over all axes but the first.",
         )
-    return values
+    if metric is not sqnr and np.isneginf(found).any():
+        raise InputError(f"values of {name} that are finite or inf, the worst", "-inf", "Turn its sign.")
+    return _finite(found, np.inf)
+
+
+def _compared(reference: Arrays, needs_classes: bool) -> Sequence[str]:
+    named = [name for name, array in reference.items() if not needs_classes or class_scores(array) is not None]
+    if not named and reference:
+        _scores(next(iter(reference.values())))
+    if not named:
+        raise InputError("a float output to compare", "none", "Expose the logits as an output of the model.")
+    return named
+
+
+def _limited(measure: Measure, found: np.ndarray) -> np.ndarray:
+    return found.clip(-CLEANEST_DB, CLEANEST_DB) if measure.compare is sqnr else found
+
+
+def _by_channel(scores: np.ndarray) -> np.ndarray:
+    """[n, ..., channels] as [n * channels, values a channel]."""
+    moved = np.moveaxis(scores, -1, 1)
+    return moved.reshape(moved.shape[0] * moved.shape[1], -1)
 
 
 def _rows(array: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
+from quantsieve.model.aside import LARGE
 from quantsieve.model.execute import piece_options
 from quantsieve.model.graph import Graph, node_inputs
 from quantsieve.model.units import Layer, Structure
@@ -27,7 +28,7 @@ _BYPASSING = ["MatMulScaleFusion"]  # lets a reader pass a value by, even when i
 _SMALL = 1024  # bytes of an initializer up to which it stays in the model file itself
 _LINE = 64  # bytes
 _BLOCKS = (16, 8, 4)  # channels side by side in a blocked layout
-_MULTIPLIES = (
+MULTIPLIES = (
     "Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul",
 )  # fmt: skip
 
@@ -47,9 +48,7 @@ class Region:
 
     def multiplies(self) -> onnx.NodeProto | None:
         """The only node that multiplies with a constant weight; None when there is none or more."""
-        found = [
-            n for n in self.nodes if n.op_type in _MULTIPLIES and len(n.input) > 1 and n.input[1] in self.constants
-        ]
+        found = [n for n in self.nodes if n.op_type in MULTIPLIES and len(n.input) > 1 and n.input[1] in self.constants]
         return found[0] if len(found) == 1 else None
 
 
@@ -216,14 +215,32 @@ def _regions(
 
 
 def _constants(model: onnx.ModelProto, graph: Graph, folder: Path) -> dict[str, np.ndarray]:
-    """Arrays of the initializers; those that the model holds unchanged are the model's own, not copies."""
+    """Arrays of the initializers; those that the model holds unchanged are the model's own, not copies.
+
+    Large ones of another layout are maps of a file in `folder`, which may be removed as long as they are used.
+    """
     found = {}
-    for tensor in model.graph.initializer:
-        array, own = onnx.numpy_helper.to_array(tensor, str(folder)), graph.constant(tensor.name)
-        if own is not None and own.dtype == array.dtype and own.shape == array.shape and np.array_equal(own, array):
-            array = own
-        found[tensor.name] = array if array is own else _aligned(array)
+    with (folder / "laid out").open("w+b") as file:
+        for tensor in model.graph.initializer:
+            array, own = _array(tensor, folder), graph.constant(tensor.name)
+            if own is not None and own.dtype == array.dtype and own.shape == array.shape and np.array_equal(own, array):
+                found[tensor.name] = own
+            elif array.nbytes > LARGE:
+                start = -(-file.tell() // _LINE) * _LINE
+                file.seek(start)
+                array.tofile(file)
+                found[tensor.name] = np.memmap(file, array.dtype, "r", start, array.shape)
+            else:
+                found[tensor.name] = _aligned(array)
     return found
+
+
+def _array(tensor: onnx.TensorProto, folder: Path) -> np.ndarray:
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return onnx.numpy_helper.to_array(tensor)
+    info = onnx.external_data_helper.ExternalDataInfo(tensor)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return np.memmap(folder / info.location, dtype, "r", info.offset or 0, tuple(tensor.dims))
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:

@@ -2,6 +2,10 @@
 
 Groups are ranked by score, worst first, and a top set of them is kept: the smallest that holds a share of all scores
 (coverage), or those above a threshold. Nothing here knows of sizes or of how errors add up; `tune` does.
+
+Shares and sums need numbers of 0 or more, higher where worse. A score in decibel counts as the noise that it stands
+for, 10^(-dB / 10), a share of the signal, and so does a threshold; a score below 0 counts as 0, an infinite one as
+`LARGEST`.
 """
 
 import math
@@ -12,11 +16,13 @@ from functools import partial
 
 from quantsieve.errors import UsageError
 from quantsieve.sensitivity.blocks import Group, aggregate, group
+from quantsieve.sensitivity.metrics import LOWER, Meaning
 from quantsieve.sensitivity.ranking import Score
 from quantsieve.sensitivity.scan_document import ScanResult
 
 SCHEMA = 1
 NEAR = 0.99
+LARGEST = 1e300  # sums of many such are finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,7 @@ class Rule:
         if self.coverage is not None and not 0 <= self.coverage <= 1:
             raise UsageError("a coverage from 0 to 1", str(self.coverage), "It is a share: 0.9 is 90 %.")
         if self.threshold is not None and not 0 <= self.threshold < math.inf:
-            raise UsageError("a threshold of 0 or more", str(self.threshold), "Scores above it are kept float.")
+            raise UsageError("a threshold of 0 or more", str(self.threshold), "Worse scores are kept float.")
         if self.max_layers is not None and self.max_layers < 0:
             raise UsageError("max_layers of 0 or more", str(self.max_layers), "Give a larger one.")
         if not 0 < self.near <= 1:
@@ -123,7 +129,7 @@ def scores_of(scan: ScanResult, scheme: str | None = None) -> tuple[str, tuple[S
         best = rows.get(score.layer)
         if best is None or _place(order, score.scheme) < _place(order, best.scheme):
             rows[score.layer] = score
-    return chosen, tuple(sorted(rows.values(), key=lambda score: -score.value))
+    return chosen, tuple(sorted(rows.values(), key=lambda score: -scan.metric.worse(score.value)))
 
 
 def _place(order: Sequence[str], scheme: str) -> int:
@@ -133,7 +139,7 @@ def _place(order: Sequence[str], scheme: str) -> int:
 def pick_layers(scan: ScanResult, rule: Rule, scheme: str | None, blocks: Mapping[str, str | None]) -> PickResult:
     """What the rule keeps float. blocks: by layer; layers without one stand alone."""
     chosen, rows = scores_of(scan, scheme)
-    value = {row.layer: row.value for row in rows}
+    value = {row.layer: mass_of(row.value, scan.metric) for row in rows}
     scored = [
         (found, aggregate(rule.aggregate, [value[layer] for layer in found.layers]))
         for found in group(list(value), blocks)
@@ -142,13 +148,15 @@ def pick_layers(scan: ScanResult, rule: Rule, scheme: str | None, blocks: Mappin
     scores = [score for _, score in scored]
     wanted = top_by_coverage(scores, rule.coverage) if rule.coverage is not None else 0
     if rule.threshold is not None:
-        wanted = top_by_threshold(scores, rule.threshold)
+        wanted = top_by_threshold(scores, mass_of(rule.threshold, scan.metric))
     count = limited([len(found.layers) for found, _ in scored], wanted, rule.max_layers)
     kept = tuple(scored[:count])
     inside = {layer for found, _ in kept for layer in found.layers}
     layers = tuple(row.layer for row in rows if row.layer in inside)
     nameless = [row.layer for row in rows if row.layer in inside and not row.nodes]
     notes = []
+    if scan.metric.direction == LOWER:
+        notes.append(f"scores of {scan.metric.name} in dB count as noise over signal, 10^(-dB / 10)")
     if count < wanted:
         what = f"{wanted - count} of the {wanted} layers or blocks that were asked for"
         notes.append(f"at most {rule.max_layers} layers may be kept: {what} are left out")
@@ -172,6 +180,12 @@ def pick_layers(scan: ScanResult, rule: Rule, scheme: str | None, blocks: Mappin
         scan=scan.marked(inside),
         notes=tuple(notes),
     )
+
+
+def mass_of(score: float, metric: Meaning) -> float:
+    """What a score counts in shares and sums: 0..LARGEST, higher is worse."""
+    error = 10 ** min(-score / 10, 300) if metric.direction == LOWER else score
+    return min(max(0.0, error), LARGEST)
 
 
 def top_by_coverage(scores: Sequence[float], coverage: float) -> int:

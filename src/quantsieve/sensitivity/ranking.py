@@ -6,22 +6,25 @@ by sample, includes 0: samples that are hard for one layer are hard for the next
 would call far too many equal.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 
 import numpy as np
 
 from quantsieve.model.units import Layer
 from quantsieve.sensitivity.interval import half_width
+from quantsieve.sensitivity.metrics import Meaning
 from quantsieve.sensitivity.places import Place
 from quantsieve.sensitivity.suffix import Prices
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One layer under one scheme. value, low, high and the parts: mean relative squared error of the float outputs,
-    a share of their variance, higher is worse. tie: with the next row; None for the last."""
+    """One layer under one scheme. value, low, high and the parts: in the unit and direction of the scan's metric; by
+    default the mean relative squared error of the float outputs, a share of their variance, higher is worse.
+    tie: with the next row; None for the last."""
 
     layer: str
     scheme: str
@@ -35,10 +38,12 @@ class Score:
     low: float
     high: float
     tie: bool | None
-    weights: float  # part of the weights; 0 for a layer without
+    weights: float  # part of the weights; 0 for a layer without, and where a metric has no parts
     weights_corrected: float  # of it, what a corrected bias leaves
     tensors: Mapping[str, float]  # parts of the activations, by root
     keep_float: bool = False
+    outputs: Mapping[str, float] = field(default_factory=dict)  # value by output, where it was asked for
+    channels: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # by output, one a channel, likewise
     stage: str | None = None  # around the block: blocks of one resolution, or a head
     half: str | None = None  # within the block: attention or MLP
 
@@ -98,8 +103,38 @@ def rank_gains(choices: Sequence[Choice], gains: Mapping[tuple[str, str], np.nda
     return _ordered(found)
 
 
-def _score(choice: Choice, scheme: str, sums: np.ndarray) -> Score:
-    value, half = float(sums.mean()), float(half_width(sums))
+def alone(choices: Sequence[Choice]) -> list[tuple[Choice, str]]:
+    """Each layer under each scheme that it may have, in order."""
+    return [(choice, scheme) for choice in choices for scheme in choice.schemes]
+
+
+def rank_values(
+    choices: Sequence[Choice],
+    meaning: Meaning,
+    totals: np.ndarray,
+    outputs: Mapping[str, np.ndarray],
+    channels: Mapping[str, np.ndarray],
+) -> tuple[Score, ...]:
+    """Rows by a metric's values of each layer alone, the worst first; without parts.
+
+    All as in `alone`, in the unit and direction of the metric. totals: float64 [rows, samples]. outputs: by name,
+    float64 [rows, samples]; channels: by name of the output, float64 [rows, channels]: what rows tell beside.
+    """
+    least = 0.0 if meaning.is_error else -math.inf
+    found = []
+    for row, (choice, scheme) in enumerate(alone(choices)):
+        score = replace(
+            _score(choice, scheme, totals[row], least),
+            outputs={name: float(array[row].mean()) for name, array in outputs.items()},
+            channels={name: tuple(array[row].tolist()) for name, array in channels.items()},
+        )
+        found.append((score, meaning.worse(totals[row])))
+    return _ordered(found)
+
+
+def _score(choice: Choice, scheme: str, sums: np.ndarray, least: float = 0.0) -> Score:
+    value = float(sums.mean())
+    half = float(half_width(sums)) if math.isfinite(value) else 0.0
     return Score(
         layer=choice.layer.name,
         scheme=scheme,
@@ -111,9 +146,9 @@ def _score(choice: Choice, scheme: str, sums: np.ndarray) -> Score:
         params=choice.layer.num_params,
         bytes=choice.layer.weight_bytes,
         macs=choice.layer.macs,
-        value=max(0.0, value),
-        low=max(0.0, value - half),
-        high=max(0.0, value + half),
+        value=max(least, value),
+        low=max(least, value - half),
+        high=max(least, value + half),
         tie=None,
         weights=0.0,
         weights_corrected=0.0,
@@ -135,5 +170,7 @@ def sums_of(choices: Sequence[Choice], prices: Prices, form: str) -> np.ndarray:
 
 def is_tie(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether the interval of the mean paired difference includes 0. a, b: float64 [samples], of the same samples."""
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return bool(a.mean() == b.mean())  # infinite both, else one is certainly worse
     gap = a - b
     return abs(float(gap.mean())) <= float(half_width(gap))

@@ -13,27 +13,28 @@ from typing import Any
 
 from quantsieve.errors import InputError
 from quantsieve.sensitivity.local import TensorRow, decibel
+from quantsieve.sensitivity.metrics import HIGHER, LOWER, METRICS, Meaning
 from quantsieve.sensitivity.ranking import Refused, Score
 
-SCHEMA = 2
+SCHEMA = 3
+READ = (2, SCHEMA)  # in schema 2 every score was one of relative_mse
 KIND = "scan"
+DEFAULT = "relative_mse"
+MODES = ("alone", "rescue")
 _LARGEST = sys.float_info.max  # JSON has integers beyond it, and readers that say Infinity
 _UNIT = "share of the variance of the float outputs: 1 is as large as they vary"
-METRICS = {
-    "alone": {
-        "name": "relative squared error",
-        "text": "mean relative squared error of the float outputs when this layer alone is quantized, simulated",
-        "direction": "higher is worse",
-        "unit": _UNIT,
-    },
-    "rescue": {
-        "name": "relative squared error taken away",
-        "text": "mean relative squared error of the float outputs that goes when, of the fully quantized model, this "
-        "layer alone is float, simulated; 0 where it grows",
-        "direction": "higher: the layer is worse, its return to float helps more",
-        "unit": _UNIT,
-    },
-}
+_EVEN = (0.5, 0.5)
+PRICED = {
+    "alone": Meaning(
+        DEFAULT, "mean relative squared error of the float outputs when this layer alone is quantized, simulated", _UNIT
+    ),
+    "rescue": Meaning(
+        DEFAULT,
+        "mean relative squared error of the float outputs that goes when, of the fully quantized model, this layer "
+        "alone is float, simulated; 0 where it grows",
+        _UNIT,
+    ),
+}  # by mode: what a score is where it is a sum of prices, or a difference of such errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,8 @@ class ScanResult:
     notes: tuple[str, ...]
     tensors: tuple[TensorRow, ...] = ()  # ranked by their combined error, worst first
     mode: str = "alone"  # or 'rescue': scores are what a layer's return to float takes away
-
-    @property
-    def metric(self) -> dict[str, str]:
-        """What a score is: name, text, direction and unit."""
-        return dict(METRICS[self.mode])
+    metric: Meaning = PRICED["alone"]  # what a score is
+    combined_weights: tuple[float, float] = _EVEN  # of the local and the accumulated error in `combined`
 
     @property
     def keep_float(self) -> tuple[str, ...]:
@@ -81,7 +79,13 @@ class ScanResult:
             "activation": self.activation,
             "calibration": {"method": "minmax", "samples": self.calibration_samples},
             "mode": self.mode,
-            "metric": self.metric,
+            "metric": {
+                "name": self.metric.name,
+                "text": self.metric.text,
+                "direction": self.metric.direction,
+                "unit": self.metric.unit,
+            },
+            "combined_weights": dict(zip(("local", "accumulated"), self.combined_weights, strict=True)),
             "layers": [_row(number, score) for number, score in enumerate(self.layers, start=1)],
             "tensors": [_tensor_row(number, row) for number, row in enumerate(self.tensors, start=1)],
             "refused": [{"layer": r.layer, "op_type": r.op_type, "reason": r.reason} for r in self.refused],
@@ -95,9 +99,9 @@ def _row(number: int, score: Score) -> dict[str, object]:
         "keep_float": score.keep_float,
         "layer": score.layer,
         "scheme": score.scheme,
-        "score": score.value,
-        "low": score.low,
-        "high": score.high if math.isfinite(score.high) else None,  # of one sample alone
+        "score": _finite(score.value),
+        "low": _finite(score.low),
+        "high": _finite(score.high),  # null beside a score: of one sample alone
         "tie": score.tie,
         "op_type": score.op_type,
         "params": score.params,
@@ -112,7 +116,14 @@ def _row(number: int, score: Score) -> dict[str, object]:
         "block": score.block,
         "half": score.half,
         "nodes": list(score.nodes),
-    }
+        **({"outputs": {name: _finite(value) for name, value in score.outputs.items()}} if score.outputs else {}),
+        **({"channels": {name: [*map(_finite, found)] for name, found in score.channels.items()}}
+           if score.channels else {}),
+    }  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _tensor_row(number: int, row: TensorRow) -> dict[str, object]:
@@ -129,7 +140,7 @@ def _tensor_row(number: int, row: TensorRow) -> dict[str, object]:
 
 def _both(relative: float) -> dict[str, float | None]:
     values = {"relative_error": relative, "sqnr_db": decibel(relative)}
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return {name: _finite(value) for name, value in values.items()}
 
 
 def scan_text(scan: ScanResult) -> str:
@@ -191,9 +202,9 @@ def _document(text: str | bytes, name: str) -> Mapping[str, Any]:
             f"kind {kind} in {name}" if isinstance(document, dict) else f"{kind} in {name}",
             "Write it with `quantsieve scan MODEL -o scan.json`.",
         )
-    if document.get("schema") != SCHEMA or isinstance(document.get("schema"), bool):
+    if document.get("schema") not in READ or isinstance(document.get("schema"), bool):
         raise InputError(
-            f"a scan.json of schema {SCHEMA}",
+            f"a scan.json of schema {' or '.join(map(str, READ))}",
             f"schema {json.dumps(document.get('schema'))} in {name}",
             "Write it anew with `quantsieve scan MODEL -o scan.json`, or use the version that wrote it.",
         )
@@ -201,7 +212,11 @@ def _document(text: str | bytes, name: str) -> Mapping[str, Any]:
 
 
 def _scan(document: Mapping[str, Any]) -> ScanResult:
-    layers = tuple(_score(row, f"layers[{i}]") for i, row in enumerate(_list(document, "layers", "")))
+    mode = document.get("mode", "alone")
+    if mode not in MODES:
+        raise _wrong(document, "mode", "", f"one of {', '.join(MODES)}")
+    metric = _meaning(_object(document.get("metric"), "metric"), mode) if document["schema"] != 2 else PRICED[mode]
+    layers = tuple(_score(row, f"layers[{i}]", metric) for i, row in enumerate(_list(document, "layers", "")))
     seen = set()
     for score in layers:
         if (score.layer, score.scheme) in seen:
@@ -213,11 +228,10 @@ def _scan(document: Mapping[str, Any]) -> ScanResult:
         _object(row, where)
         refused.append(Refused(*(_text(row, name, where) for name in ("layer", "op_type", "reason"))))
     calibration = _object(document.get("calibration"), "calibration")
-    mode = document.get("mode", "alone")
-    if mode not in METRICS:
-        raise _wrong(document, "mode", "", f"one of {', '.join(METRICS)}")
     return ScanResult(
         mode=mode,
+        metric=metric,
+        combined_weights=_weights(document),
         model_file=_text(document, "model", ""),
         model_key=_text(document, "model_key", ""),
         num_samples=_count(document, "samples", ""),
@@ -225,13 +239,30 @@ def _scan(document: Mapping[str, Any]) -> ScanResult:
         schemes=_texts(document, "schemes", ""),
         activation=_text(document, "activation", ""),
         calibration_samples=_count(calibration, "samples", "calibration"),
-        layers=tuple(sorted(layers, key=lambda score: -score.value)),
+        layers=tuple(sorted(layers, key=lambda score: -metric.worse(score.value))),
         refused=tuple(refused),
         notes=_texts(document, "notes", ""),
         tensors=tuple(
             _tensor(row, f"tensors[{i}]") for i, row in enumerate(_list({"tensors": [], **document}, "tensors", ""))
         ),
     )
+
+
+def _meaning(row: Mapping[str, Any], mode: str) -> Meaning:
+    name = _text(row, "name", "metric")
+    if name == DEFAULT:
+        return PRICED[mode]
+    if row.get("direction") not in (HIGHER, LOWER):
+        raise _wrong(row, "direction", "metric", f"{HIGHER!r} or {LOWER!r}")
+    is_error = name in METRICS and METRICS[name].meaning.is_error
+    return Meaning(name, _text(row, "text", "metric"), _text(row, "unit", "metric"), row["direction"], is_error)
+
+
+def _weights(document: Mapping[str, Any]) -> tuple[float, float]:
+    if "combined_weights" not in document:  # as in scans from before they could be chosen
+        return _EVEN
+    row = _object(document["combined_weights"], "combined_weights")
+    return _error(row, "local", "combined_weights"), _error(row, "accumulated", "combined_weights")
 
 
 def _tensor(row: object, where: str) -> TensorRow:
@@ -252,11 +283,12 @@ def _tensor(row: object, where: str) -> TensorRow:
     )
 
 
-def _score(row: object, where: str) -> Score:
+def _score(row: object, where: str, metric: Meaning) -> Score:
     row = _object(row, where)
     where = f"{where} ({row['layer']})" if isinstance(row.get("layer"), str) else where
     parts = _object(row.get("parts"), f"parts of {where}")
     tensors = _object(parts.get("tensors"), f"tensors of {where}")
+    outputs, channels = (_object(row.get(name, {}), f"{name} of {where}") for name in ("outputs", "channels"))
     groups = {name: row.get(name) for name in ("stage", "block", "half")}
     for name, found in groups.items():
         if not (found is None or isinstance(found, str)):
@@ -275,14 +307,21 @@ def _score(row: object, where: str) -> Score:
         params=_count(row, "params", where),
         bytes=_count(row, "bytes", where),
         macs=_count(row, "macs", where),
-        value=_error(row, "score", where),
-        low=_error(row, "low", where),
-        high=math.inf if row.get("high", 0) is None else _error(row, "high", where),
+        value=_value(row, "score", where, metric),
+        low=-math.inf if _is_open(row, metric) else _value(row, "low", where, metric),
+        high=math.inf if row.get("high", 0) is None else _value(row, "high", where, metric),
         tie=tie,
         weights=_error(parts, "weights", where),
         weights_corrected=_error(parts, "weights_corrected", where),
         tensors={str(root): _error(tensors, root, where) for root in tensors},
         keep_float=row["keep_float"],
+        outputs={str(name): _value(outputs, name, where, metric) for name in outputs},
+        channels={
+            str(name): tuple(
+                _value({name: value}, name, where, metric) for value in _list(channels, name, f"channels of {where}")
+            )
+            for name in channels
+        },
     )
 
 
@@ -323,6 +362,23 @@ def _count(row: Mapping[str, Any], name: str, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise _wrong(row, name, where, "a whole number of 0 or more")
     return value
+
+
+def _is_open(row: Mapping[str, Any], metric: Meaning) -> bool:
+    """Whether the interval has no lower end: of one sample alone, where scores may lie below 0."""
+    return not metric.is_error and row.get("low", 0) is None and row.get("score") is not None
+
+
+def _value(row: Mapping[str, Any], name: str, where: str, metric: Meaning) -> float:
+    """A number of the metric; null is infinite, which a squared error relative to a variance never is."""
+    value = row.get(name)
+    if metric.name != DEFAULT and name in row and value is None:
+        return math.inf
+    if metric.is_error:
+        return _error(row, name, where)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not -_LARGEST <= value <= _LARGEST:
+        raise _wrong(row, name, where, "a number")
+    return float(value)
 
 
 def _error(row: Mapping[str, Any], name: str, where: str) -> float:

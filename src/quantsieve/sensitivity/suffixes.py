@@ -19,12 +19,13 @@ from threading import Lock
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 
-from quantsieve.model.execute import Piece, make_model, piece_options
+from quantsieve.model.execute import AMPLE, Piece, Room, Shelf, hold, make_model, piece_options
 from quantsieve.model.graph import Graph
 from quantsieve.model.units import Layer, Structure
-from quantsieve.sensitivity.optimized import BLOCKED, Optimized, Region, Slots, find_slots
+from quantsieve.sensitivity.optimized import BLOCKED, MULTIPLIES, Optimized, Region, Slots, find_slots
 
 STRIDE = 6  # regions from one start of a suffix to the next
 LONGEST = 10 * STRIDE  # regions in one session: a cut costs little, a node some kilobytes in every session it is in
@@ -68,8 +69,9 @@ class _Session:
 class Suffixes:
     """The sessions of one model. Thread-safe: sessions are, and a run holds its values itself."""
 
-    def __init__(self, optimized: Optimized, graph: Graph, structure: Structure):
+    def __init__(self, optimized: Optimized, graph: Graph, structure: Structure, room: Room = AMPLE):
         self.optimized = optimized
+        self._room = room
         self._regions = optimized.regions
         self._slots: dict[str, Slots | None] = {
             layer.name: find_slots(optimized, graph, layer) for layer in structure.quantizable if layer.weight
@@ -94,16 +96,16 @@ class Suffixes:
         self._ends = self._find_ends()
         self._sessions: dict[tuple[int, int, bool], _Session] = {}
         self._shared: dict[bytes, Piece] = {}
-        self._plans: dict[frozenset[str], tuple[_Run, ...]] = {}
+        self._plans: dict[tuple[frozenset[str], int], tuple[_Run, ...]] = {}
         self._lock = Lock()
 
     # --- running ----------------------------------------------------------------------------------------------
 
     def base(self, feeds: Mapping[str, np.ndarray]) -> Values:
         """Every value between regions, for the samples of `feeds`."""
-        values = self.start(feeds)
+        values, shelf = self.start(feeds), Shelf(self._room.values)
         for index in range(len(self._regions)):
-            values.update(self.region(index, values))
+            values |= {name: shelf.put(array) for name, array in self.region(index, values).items()}
         if not self._work:
             self._work = [_work(region, self.optimized.constants, values) for region in self._regions]
         return values
@@ -115,6 +117,11 @@ class Suffixes:
     def region(self, index: int, values: Mapping[str, np.ndarray], instead: Values | None = None) -> Values:
         """What one region makes. instead: other arrays for its layer's weight and bias."""
         return self._session(index, index + 1, instead is not None).run(values, instead)
+
+    def region_of(self, layer: Layer) -> int | None:
+        """Number of the region with the layer's weights; None when nothing reads the layer."""
+        slots = self._slots[layer.name]
+        return None if slots is None else slots.region
 
     def swapped(self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None) -> tuple[int, Values] | None:
         """The region of a layer, and its constants for that weight and bias; None when nothing reads the layer."""
@@ -128,10 +135,13 @@ class Suffixes:
         found = self.swapped(layer, weight, bias)
         return self.after(base, {} if found is None else self.region(found[0], base, found[1]))
 
-    def after(self, base: Mapping[str, np.ndarray], changed: Values) -> Values:
-        """Outputs of the graph when some values are replaced; runs what the change reaches. Empties `changed`."""
+    def after(self, base: Mapping[str, np.ndarray], changed: Values, start: int = 0) -> Values:
+        """Outputs of the graph when some values are replaced; runs what the change reaches. Empties `changed`.
+
+        start: the first region that may run; what those before it make of the change is in `changed` already.
+        """
         values = ChainMap(changed, base)  # type: ignore[arg-type]
-        for run in self._plan(frozenset(changed)):
+        for run in self._plan(frozenset(changed), start):
             changed.update(self._session(run.first, run.last).run(values))
             for name in run.drops:
                 changed.pop(name, None)
@@ -139,17 +149,18 @@ class Suffixes:
 
     # --- what to run ------------------------------------------------------------------------------------------
 
-    def _plan(self, changed: frozenset[str]) -> tuple[_Run, ...]:
-        plan = self._plans.get(changed)
+    def _plan(self, changed: frozenset[str], start: int = 0) -> tuple[_Run, ...]:
+        plan = self._plans.get((changed, start))
         if plan is None:
-            plan = self._plans.setdefault(changed, self._make_plan(changed))
+            plan = self._plans.setdefault((changed, start), self._make_plan(changed, start))
         return plan
 
-    def _make_plan(self, changed: frozenset[str]) -> tuple[_Run, ...]:
+    def _make_plan(self, changed: frozenset[str], start: int = 0) -> tuple[_Run, ...]:
         reached = 0
         for name in changed:
             for reader in self._readers.get(name, ()):
                 reached |= self._reached[reader]
+        reached &= -1 << start
         runs: list[_Run] = []
         # A session must not start before what is reached first: it would make the changed values themselves anew.
         index, count = (reached & -reached).bit_length() - 1, len(self._regions)
@@ -228,20 +239,20 @@ class Suffixes:
         for name in given:
             elem = onnx.helper.np_dtype_to_tensor_dtype(constants[name].dtype)
             types[called[name]] = onnx.helper.make_tensor_type_proto(elem, None)
+        options = piece_options()
+        # The graph is optimized already, and the same kernels everywhere leave no difference but the change's own.
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         model = make_model(
             nodes if names is None else [_renamed(node, names) for node in nodes],
             types,
             [called[name] for name in outputs],
-            [onnx.numpy_helper.from_array(constants[name], (names or {}).get(name, name)) for name in held],
+            hold({(names or {}).get(name, name): ir.tensor(constants[name]) for name in held}, options),
             self.optimized.opsets,
             self.optimized.ir_version,
         )
         key = model.SerializeToString() if names is not None else b""
         piece = self._shared.get(key)
         if piece is None:
-            options = piece_options()
-            # The graph is optimized already, and the same kernels everywhere leave no difference but the change's own.
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             piece = Piece(f"regions {first} to {last}", model, options)
             if key:
                 self._shared[key] = piece
@@ -256,7 +267,9 @@ class Suffixes:
         constants = self.optimized.constants
         given = {name for region in regions for name in region.constants if constants[name].nbytes > SMALL}
         for node in (node for region in regions for node in region.nodes):
-            if node.domain == BLOCKED and node.op_type == "Conv":
+            if (node.domain == BLOCKED and node.op_type == "Conv") or (
+                self._room.is_lean and node.op_type in MULTIPLIES
+            ):
                 given |= {name for name in node.input if name in constants}
             elif node.domain or node.op_type not in _TAKING:
                 given -= set(node.input)

@@ -18,17 +18,16 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
 from quantsieve.targets._scratch import ScratchFolder
-from quantsieve.targets._worker import PICKLE_PROTOCOL
+from quantsieve.targets._shared import PICKLE_PROTOCOL, SharedArrays
 from quantsieve.targets.base import FailureKind, Target, TargetFailure
 
 _START_LIMIT_S = 120.0  # a cold import of a runtime from a slow disk; a warm one takes 0.3 s
@@ -50,9 +49,10 @@ class WorkerProcess:
         self._folder = ScratchFolder()
         self._log = _append_only_log()
         self._log_start = 0
+        self._shared = SharedArrays.create()
         self._pipe, theirs = Pipe()
         with theirs:
-            self._process = _popen(theirs, self._folder.path, self._log)
+            self._process = _popen([theirs.fileno(), self._shared.descriptor], self._folder.path, self._log)
 
     @classmethod
     def started(cls, target: Target, memory_bytes: int | None) -> WorkerProcess:
@@ -87,11 +87,12 @@ class WorkerProcess:
         self._kill_group()
         self._exit_code()
         self._pipe.close()
+        self._shared.close()
         self._log.close()
         self._folder.remove()
 
     def _exchange(self, message: tuple[object, ...], stage: str, timeout_s: float) -> Any:
-        content = pickle.dumps(message, PICKLE_PROTOCOL)
+        content = self._shared.dumps(message)
         answer: bytes | None = None
         self._begin_log()
         deadline = _Deadline(timeout_s, self._kill_group)
@@ -244,20 +245,19 @@ _SPAWNER = _Spawner()
 os.register_at_fork(after_in_child=_SPAWNER.forget)
 
 
-def _popen(theirs: Connection, folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _popen(descriptors: Sequence[int], folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
     # -P keeps the working folder off the module path; the caller's own path is passed on, so that the worker
     # finds the very modules that the caller would.
     paths = [path or os.getcwd() for path in sys.path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(folder)}
-    descriptor = theirs.fileno()
     flags = ["-P", "-u", "-X", "faulthandler"]
     return subprocess.Popen(
-        [sys.executable, *flags, "-m", "quantsieve.targets._worker", str(descriptor), str(os.getpid())],
+        [sys.executable, *flags, "-m", "quantsieve.targets._worker", *map(str, descriptors), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         env=environment,
-        pass_fds=[descriptor],
+        pass_fds=descriptors,
         start_new_session=True,
     )
 

@@ -1,9 +1,9 @@
 """The child process of `isolation`: holds one target, answers on a pipe of its own, never outlives its
 parent.
 
-Started as `python -m quantsieve.targets._worker FD PARENT`. A request is (released session ids, method,
-arguments), an answer is (True, value) or (False, failure). stdout and stderr belong to the libraries; nothing
-of ours is sent there.
+Started as `python -m quantsieve.targets._worker PIPE SHARED PARENT` with two descriptors. A request is (released
+session ids, method, arguments), an answer is (True, value) or (False, failure). stdout and stderr belong to the
+libraries; nothing of ours is sent there.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import pickle
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from quantsieve.targets.base import FailureKind, Feeds, Predict, Target, TargetFailure
+from quantsieve.targets._shared import PICKLE_PROTOCOL, SharedArrays
+from quantsieve.targets.base import FailureKind, Feeds, Predict, Target, TargetFailure, predict_each
 
-PICKLE_PROTOCOL = 5
 _PR_SET_PDEATHSIG = 1
 _MEMORY_WORDS = ("cannot allocate memory", "bad_alloc", "failed to map segment")
 
@@ -43,24 +43,25 @@ class _Sessions:
         self._loaded[self._next_id] = self._target.load(path)
         return self._next_id
 
-    def run(self, session_id: int, feeds: Feeds) -> dict[str, Any]:
-        return self._loaded[session_id](feeds)
+    def run(self, session_id: int, feeds: Sequence[Feeds]) -> list[dict[str, Any]]:
+        return predict_each(self._loaded[session_id], feeds)
 
     def answer(self, method: str, arguments: tuple[Any, ...]) -> object:
         own: dict[str, Callable[..., object]] = {"load": self.load, "run": self.run}
         return (own.get(method) or getattr(self._target, method))(*arguments)
 
 
-def main(descriptor: int, parent: int) -> None:
+def main(descriptor: int, shared_descriptor: int, parent: int) -> None:
     """Serve until the pipe ends. The first message is (pickled target, bytes of address space or None)."""
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.set_inheritable(descriptor, False)
-    pipe = Connection(descriptor)
+    for number in (descriptor, shared_descriptor):
+        os.set_inheritable(number, False)
+    pipe, shared = Connection(descriptor), SharedArrays(shared_descriptor)
     try:
-        sessions = _start(pipe)
+        sessions = _start(pipe, shared)
         while sessions is not None:
-            released, method, arguments = pickle.loads(pipe.recv_bytes())
+            released, method, arguments = _request(pipe, shared)
             sessions.release(released)
             _send(pipe, _answer(sessions, method, arguments), method)
             del arguments
@@ -76,8 +77,12 @@ def _die_with(parent: int) -> None:
         sys.exit(1)
 
 
-def _start(pipe: Connection) -> _Sessions | None:
-    pickled, memory_bytes = pickle.loads(pipe.recv_bytes())
+def _request(pipe: Connection, shared: SharedArrays) -> Any:
+    return shared.loads(pipe.recv_bytes())
+
+
+def _start(pipe: Connection, shared: SharedArrays) -> _Sessions | None:
+    pickled, memory_bytes = _request(pipe, shared)
     try:
         if memory_bytes is not None:
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
@@ -127,4 +132,4 @@ def _send(pipe: Connection, answer: tuple[bool, object], stage: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

@@ -102,9 +102,9 @@ class Isolated:
                 self._end = weakref.finalize(self, self._worker.kill)
             return self._worker.request(method, arguments, self.timeout_s)
 
-    def _run(self, worker: WorkerProcess, session_id: int, feeds: Feeds) -> dict[str, np.ndarray]:
+    def _run(self, worker: WorkerProcess, session_id: int, feeds: Sequence[Feeds]) -> list[dict[str, np.ndarray]]:
         with self._lock:
-            outputs: dict[str, np.ndarray] = worker.request("run", (session_id, dict(feeds)), self.timeout_s)
+            outputs: list[dict[str, np.ndarray]] = worker.request("run", (session_id, feeds), self.timeout_s)
             return outputs
 
 
@@ -119,4 +119,8 @@ class _RemotePredict:
         weakref.finalize(self, worker.released.append, session_id).atexit = False
 
     def __call__(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        return self._isolated._run(self._worker, self._session_id, feeds)
+        return self.each([feeds])[0]
+
+    def each(self, feeds: Sequence[Feeds]) -> list[dict[str, np.ndarray]]:
+        """One request, with one time limit, for all."""
+        return self._isolated._run(self._worker, self._session_id, [dict(one) for one in feeds])

@@ -11,6 +11,7 @@ import json
 import platform
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,7 +41,6 @@ _LEVELS = {
 # All exceptions that onnxruntime's binding declares (Fail, InvalidGraph...): they share no base of their own.
 _NATIVE = tuple(kind for kind in vars(native).values() if isinstance(kind, type) and issubclass(kind, Exception))
 _REFUSALS = (*_NATIVE, RuntimeError, ValueError, TypeError, OSError, MemoryError, DecodeError)
-_SPINNING = "session.intra_op.allow_spinning"
 _SPINNING_STOP = "session.force_spinning_stop"
 _OUT_OF_MEMORY = ("failed to allocate memory", "bad_alloc", "bad allocation", "cannot allocate memory")
 # The flags that choose between integer kernels; ARM's names are those of Linux.
@@ -91,9 +91,12 @@ class OrtCpu:
     def load(self, path: Path) -> OrtPredict:
         """A session on `path`. Raises TargetFailure with onnxruntime's own message.
 
-        Its idle threads sleep instead of spinning, which changes no output and spares processor time.
+        A run has one thread, and `each` as many runs as the target has threads: the outputs are the same, and a
+        small model's layers are too short to be shared out (two threads took a third more processor time).
         """
-        return OrtPredict(self._session(path, self._options({_SPINNING: "0"})))
+        options = self._options()
+        options.intra_op_num_threads = 1
+        return OrtPredict(self._session(path, options), self.threads)
 
     def latency(self, paths: Sequence[Path], feeds: Sequence[Feeds], timing: Timing) -> tuple[tuple[float, ...], ...]:
         """Milliseconds of each path's runs, interleaved; see `Target.latency`.
@@ -151,18 +154,27 @@ class OrtCpu:
 
 
 class OrtPredict:
-    """A session as a function of its feeds; holds the session until it is dropped."""
+    """A session as a function of its feeds; holds the session until it is dropped.
 
-    __slots__ = ("_names", "_session")
+    runs: how many at a time `each` makes.
+    """
 
-    def __init__(self, session: onnxruntime.InferenceSession):
+    __slots__ = ("_names", "_runs", "_session")
+
+    def __init__(self, session: onnxruntime.InferenceSession, runs: int = 1):
         self._session = session
+        self._runs = runs
         self._names = [output.name for output in session.get_outputs()]
 
     def __call__(self, feeds: Feeds) -> dict[str, np.ndarray]:
         """All outputs by name. Raises TargetFailure for feeds that do not fit and for kernels' errors."""
         values = _refuse("run", lambda: self._session.run(self._names, dict(feeds)))
         return dict(zip(self._names, values, strict=True))
+
+    def each(self, feeds: Sequence[Feeds]) -> list[dict[str, np.ndarray]]:
+        """All outputs of each input, in order."""
+        with ThreadPoolExecutor(self._runs) as pool:
+            return list(pool.map(self, feeds))
 
 
 def _refuse(stage: str, call: Callable[[], Result]) -> Result:

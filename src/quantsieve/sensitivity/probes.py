@@ -1,0 +1,129 @@
+"""Layers probed one by one with all their sources on together, and compared by any metric.
+
+Prices (`suffix.py`) add up over sources because they are squared errors; other metrics have no such sums. So each layer
+is quantized alone under each scheme, its weights rounded and the tensors that it forces too, and the outputs are
+compared with the float ones. A tensor is rounded for all its readers, as in the prices.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from quantsieve.model.execute import Executor
+from quantsieve.sensitivity import metrics
+from quantsieve.sensitivity.engine import kept_weights, open_engine
+from quantsieve.sensitivity.metrics import Measure
+from quantsieve.sensitivity.ranking import Choice, alone
+from quantsieve.weights import Ingredients
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples to probe with. feeds: arrays by input, joined on axis 0; labels: int64 [n] or None."""
+
+    feeds: Mapping[str, np.ndarray]
+    num_samples: int
+    labels: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """What one metric says of each probe, in its own unit and direction.
+
+    totals: float64 [probes, samples], the mean over outputs. outputs: by name, float64 [probes, samples]; of a task
+    none. channels: by name, float64 [probes, channels], means over the samples; none where they were not asked for.
+    """
+
+    totals: np.ndarray
+    outputs: Mapping[str, np.ndarray]
+    channels: Mapping[str, np.ndarray]
+
+
+def probe_batch(
+    executor: Executor,
+    batch: Batch,
+    choices: Sequence[Choice],
+    measures: Sequence[Measure],
+    parts: Ingredients,
+    has_channels: bool = False,
+    workers: int = 1,
+    tell: Callable[[int], None] = lambda done: None,
+) -> tuple[Probes, ...]:
+    """One fact a measure, rows as in `ranking.alone`; each layer runs once a scheme, however many measures there are.
+
+    tell: is called with the number of probes done so far. Raises InputError when the outputs cannot be compared by one
+    of the measures, UsageError when channels are asked of one that has none.
+    """
+    engine = open_engine(executor, batch.feeds, batch.num_samples)
+    found = engine.reference()
+    order = [value.name for value in executor.graph.outputs]  # the model's own, by which tasks choose among outputs
+    reference = {name: _by_sample(found[name], batch.num_samples) for name in order if name in found}
+    for measure in measures:
+        if not callable(measure.compare):
+            measure.compare.check(reference, batch.labels)
+
+    def probe(which: tuple[Choice, str]) -> list[tuple[Arrays, Arrays]]:
+        choice, name = which
+        scheme, layer, calibration = parts.schemes[name], choice.layer, parts.calibration
+        rounded = {root: calibration.ranges[root].affine(scheme.activation) for root in choice.forced}
+        weights = kept_weights(executor, layer, scheme, calibration, parts.corrections) if layer.weight else None
+        outputs = _comparable(engine.together(rounded, layer, weights), reference, batch.num_samples)
+        return [
+            (
+                metrics.values(measure, reference, outputs, batch.labels),
+                metrics.channel_values(measure, reference, outputs) if has_channels else {},
+            )
+            for measure in measures
+        ]
+
+    results = []
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        wanted = alone(choices)
+        for result in pool.map(probe, wanted) if workers > 1 else map(probe, wanted):
+            results.append(result)
+            tell(len(results))
+    return tuple(_table([row[index] for row in results]) for index in range(len(measures)))
+
+
+def join(parts: Sequence[Probes]) -> Probes:
+    """One fact from the batches of a scan, in their order."""
+    counts = [part.totals.shape[1] for part in parts]
+    first = parts[0]
+    return Probes(
+        np.concatenate([part.totals for part in parts], axis=1),
+        {name: np.concatenate([part.outputs[name] for part in parts], axis=1) for name in first.outputs},
+        {
+            name: np.average(np.stack([part.channels[name] for part in parts]), axis=0, weights=counts)
+            for name in first.channels
+        },
+    )
+
+
+def _table(rows: Sequence[tuple[Arrays, Arrays]]) -> Probes:
+    by_output = {name: np.stack([values[name] for values, _ in rows]) for name in rows[0][0]}
+    return Probes(
+        np.stack(list(by_output.values())).mean(axis=0),
+        {name: array for name, array in by_output.items() if name},
+        {name: np.stack([channels[name].mean(axis=0) for _, channels in rows]) for name in rows[0][1]},
+    )
+
+
+def _by_sample(array: np.ndarray, num_samples: int) -> np.ndarray:
+    """[samples, ...]; an output without such an axis belongs to one sample, one with more rows has several a sample."""
+    if array.ndim and array.shape[0] == num_samples:
+        return array
+    return array.reshape(num_samples, -1, *array.shape[1:]) if num_samples > 1 else array[None]
+
+
+def _comparable(outputs: Arrays, reference: Arrays, num_samples: int) -> Arrays:
+    """The outputs by sample; one whose shape changed is not a number everywhere, which every metric takes for worst."""
+    found = {}
+    for name, wanted in reference.items():
+        whole = outputs[name]
+        fits = whole.size == wanted.size and _by_sample(whole, num_samples).shape == wanted.shape
+        found[name] = _by_sample(whole, num_samples) if fits else np.full_like(wanted, np.nan)
+    return found
