@@ -89,7 +89,7 @@ def test_every_part_has_its_place_in_the_line():
     assert {part(module) for module in MODULES} - {""} == set(RANK)
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if part(name)])  # the root offers api.py's names
+@pytest.mark.parametrize("module", [name for name in MODULES if part(name)])  # the root offers the names of api
 def test_imports_point_down_the_line(module):
     for imported in own_imports(module):
         assert imported in MODULES, f"{module} imports {imported}, which is no module"

@@ -9,6 +9,7 @@ from run_folders import essence, file_digests, stages_begun
 
 import small_network
 from quantsieve import api
+from quantsieve.api._line import open_sources
 from quantsieve.errors import RunFolderError
 from quantsieve.example import data_path, model_path
 
@@ -152,6 +153,6 @@ def _split_of(model: Path, data: Path, run: Path, seed: int) -> object:
     from quantsieve.run.store import Store
     from quantsieve.targets.ort import OrtCpu
 
-    sources = api._open(model, data, None, None, None, False, None, seed)
+    sources = open_sources(model, data, None, None, None, False, None, seed)
     with Store.open(run, {}) as store:
         return Line(store, model, sources, Settings(seed=seed), OrtCpu(), 1, Silent()).split

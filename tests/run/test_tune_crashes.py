@@ -9,6 +9,7 @@ from crashing_targets import Crashing, num_rounded
 from run_folders import stages_begun
 
 from quantsieve import api
+from quantsieve.api import _line
 from quantsieve.evaluation import Failed, Measured
 from quantsieve.example import data_path, model_path
 
@@ -20,7 +21,7 @@ def tune(run: Path) -> api.TuneResult:
 @pytest.mark.parametrize("stage", ["load", "run"])
 def test_candidates_that_kill_the_worker_are_failed_results_and_the_others_are_measured(tmp_path, monkeypatch, stage):
     most = 34  # activations that full int8 of this model rounds
-    monkeypatch.setattr(api, "OrtCpu", functools.partial(Crashing, most - 1, stage))
+    monkeypatch.setattr(_line, "OrtCpu", functools.partial(Crashing, most - 1, stage))
     run = tmp_path / "run"
     found = tune(run)
 

@@ -15,6 +15,7 @@ import pytest
 from run_folders import essence, numbers, stages_begun, start
 
 from quantsieve import api
+from quantsieve.api import _run
 from quantsieve.errors import QuantsieveError
 from quantsieve.evaluation import Failed, Measured
 from quantsieve.run.line import Line
@@ -97,7 +98,7 @@ def test_time_that_is_over_within_a_stage_ends_it_and_the_same_command_goes_on(
     def progress(step):
         now[0] += 1000.0 * (step.stage == stage)
 
-    monkeypatch.setattr(api, "Deadline", lambda seconds: Deadline(seconds, lambda: now[0]))
+    monkeypatch.setattr(_run, "Deadline", lambda seconds: Deadline(seconds, lambda: now[0]))
     found = api.tune(small_model, small_data, tmp_path / "run", timeout=500, samples=8, workers=1, progress=progress)
     assert found.summary.stopped == "timeout"
     assert any(c.plan.quantized() for c in found.candidates) == found_quantized
@@ -117,7 +118,7 @@ def test_time_that_is_over_between_two_batches_of_the_scan_leaves_plans_by_the_f
         now[0] += 1000.0 * (step.stage == "sensitivity" and step.done > 600)
 
     monkeypatch.setattr(Line, "batch", 4)
-    monkeypatch.setattr(api, "Deadline", lambda seconds: Deadline(seconds, lambda: now[0]))
+    monkeypatch.setattr(_run, "Deadline", lambda seconds: Deadline(seconds, lambda: now[0]))
     found = api.tune(small_model, small_data, tmp_path / "run", timeout=500, samples=8, workers=1, progress=progress)
     assert found.summary.stopped == "timeout"
     assert any("scan was ended by the time limit after 4 samples" in note for note in found.summary.notes)
@@ -132,7 +133,7 @@ def test_ctrl_c_after_the_time_was_over_still_leaves_a_report(small_model, small
             raise KeyboardInterrupt
         now[0] += 1000.0 * (step.stage == "calibrate")
 
-    monkeypatch.setattr(api, "Deadline", lambda seconds: Deadline(seconds, lambda: now[0]))
+    monkeypatch.setattr(_run, "Deadline", lambda seconds: Deadline(seconds, lambda: now[0]))
     with pytest.raises(KeyboardInterrupt):
         api.tune(small_model, small_data, tmp_path / "run", timeout=500, samples=8, workers=1, progress=progress)
     assert api.report(tmp_path / "run").summary.stopped == "interrupted"

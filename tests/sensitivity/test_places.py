@@ -374,30 +374,31 @@ def test_a_layer_behind_two_heads_is_in_neither_and_does_not_name_them(tmp_path)
 
 
 def test_what_reads_a_shape_alone_works_for_nothing(tmp_path):
-    """Each head's last tensor gets its shape from the other head: both would reach all results."""
+    """Each head's last tensor is flattened by the batch of the other head's: both would reach all results."""
     net = made_models.Network(by_module)
     stem = chain(net, "stem", "x", 4, 3)
     boxes, scores = chain(net, "b", stem, 2), chain(net, "s", stem, 2)
-    outputs = {
-        name: net.op("Reshape", f"flat/{name}", value, net.op("Shape", f"shape/{name}", other))
-        for name, value, other in (("boxes", boxes, scores), ("scores", scores, boxes))
-    }
+    outputs = {}
+    for name, value, other in (("boxes", boxes, scores), ("scores", scores, boxes)):
+        batch = net.op("Slice", f"batch/{name}", net.op("Shape", f"shape/{name}", other), net.ints(0), net.ints(1))
+        outputs[name] = net.op(
+            "Reshape", f"flat/{name}", value, net.op("Concat", f"to/{name}", batch, net.ints(-1), axis=0)
+        )
     found = members(net.save(tmp_path / "m.onnx", {"x": ["batch", 3, 32, 32]}, outputs), "stage")
     assert found == {"head/boxes": ["/b.0/Conv", "/b.1/Conv"], "head/scores": ["/s.0/Conv", "/s.1/Conv"]}
 
 
 def test_a_stage_is_what_makes_one_resolution(tmp_path):
-    """Four residual blocks without names, the third of which halves height and width."""
+    """Five residual blocks without names, of which the third and the last halve height and width."""
     net = made_models.Network(made_models.numbers())
     last = net.conv("stem", "x", 3, 4)
-    for block, stride in enumerate((1, 1, 2, 1)):
+    for block, stride in enumerate((1, 1, 2, 1, 2)):
         branch = net.conv("b", net.op("Relu", "r", net.conv("a", last, 4, 4, stride)), 4, 4)
         shortcut = last if stride == 1 else net.conv("s", last, 4, 4, stride)
         last = net.op("Add", f"sum{block}", branch, shortcut)
     path = net.save(tmp_path / "m.onnx", {"x": ["batch", 3, 8, 8]}, {"y": net.op("GlobalAveragePool", "p", last)})
     blocks, stages = members(path, "block"), members(path, "stage")
-    assert len(blocks) == 4
-    first, second, third, fourth = (layers for layers in blocks.values())
+    first, second, third, fourth, _last = blocks.values()
     assert list(stages.values()) == [first + second, third + fourth]
     assert list(stages) == [f"{first[0]} .. {second[-1]}", f"{third[0]} .. {fourth[-1]}"]
 

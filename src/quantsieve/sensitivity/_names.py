@@ -30,17 +30,14 @@ def blocks_by_name(weighted: Names) -> dict[str, str]:
 
 
 def stages_by_name(weighted: Names, blocks: Mapping[str, str]) -> dict[str, str]:
-    """The stage of each layer whose block has a path around it that holds other blocks too."""
+    """The stage of each layer whose block has siblings in a path that has siblings itself."""
     accepted = _families(weighted)
     stages = {}
     for layer, block in blocks.items():
         outer = next((prefix for family, prefix in _prefixes(layer) if family in accepted), block)
         if outer != block:
             stages[layer] = outer
-    inside: dict[str, set[str]] = defaultdict(set)
-    for layer, stage in stages.items():
-        inside[stage].add(blocks[layer])
-    return {layer: stage for layer, stage in stages.items() if len(inside[stage]) > 1}
+    return stages
 
 
 def _families(weighted: Names) -> set[str]:
