@@ -10,13 +10,13 @@ from quantsieve.plan import Plan
 from quantsieve.repair import correct_along
 from quantsieve.simulate import Simulation
 
-PLANS = 6
+PLANS = 4
 ROOM = 1 << 30  # for everything
 
 
 @pytest.fixture(scope="module", params=["convolutions", "demo"])
 def kit(request: pytest.FixtureRequest) -> Kit:
-    return planned.demo() if request.param == "demo" else planned.KITS[request.param]()
+    return planned.demo(16) if request.param == "demo" else planned.KITS[request.param]()
 
 
 def plans(kit: Kit) -> list[Plan]:
@@ -27,15 +27,18 @@ def plans(kit: Kit) -> list[Plan]:
         {n: scheme for i, n in enumerate(names) if (scheme := (a if i < half else b).get(n))}
         for a, b in zip(drawn, drawn[1:] + drawn[:1], strict=True)
     ]
-    return [Plan(dict(schemes)) for schemes in (*drawn, *mixed)]
+    alike = [kit.plan(scheme=scheme) for scheme in ("int8", "int8-channel")]  # they round the same tensors
+    return [*(Plan(dict(schemes)) for schemes in (*drawn, *mixed)), *alike]
 
 
 def walked(kit: Kit, plan: Plan, correction: Walks, scan: Walks) -> bytes:
     """All bits of the corrections and of the simulated outputs."""
     parts = correct_along(kit.parts(), plan, correction)
     shifts = {name: shift for found in parts.corrections.shifts.values() for name, shift in found.items()}
-    outputs = Simulation(kit.executor, parts, plan).walk(scan)[0]
-    arrays = [*(shifts[n] for n in sorted(shifts)), *(outputs[o.name].numpy() for o in kit.graph.outputs)]
+    arrays = [shifts[n] for n in sorted(shifts)]
+    for made in (parts, kit.parts()):  # corrected and not
+        outputs = Simulation(kit.executor, made, plan).walk(scan)[0]
+        arrays += [outputs[o.name].numpy() for o in kit.graph.outputs]
     return b"".join(array.tobytes() for array in arrays)
 
 
