@@ -14,7 +14,7 @@ PLANS = 4
 ROOM = 1 << 30  # for everything
 
 
-@pytest.fixture(scope="module", params=["convolutions", "demo"])
+@pytest.fixture(scope="module", params=["convolutions", "rows", "demo"])
 def kit(request: pytest.FixtureRequest) -> Kit:
     return planned.demo(16) if request.param == "demo" else planned.KITS[request.param]()
 
@@ -28,7 +28,9 @@ def plans(kit: Kit) -> list[Plan]:
         for a, b in zip(drawn, drawn[1:] + drawn[:1], strict=True)
     ]
     alike = [kit.plan(scheme=scheme) for scheme in ("int8", "int8-channel")]  # they round the same tensors
-    return [*(Plan(dict(schemes)) for schemes in (*drawn, *mixed)), *alike]
+    # Each layer quantized without those behind it: a Gemm or MatMul rounds its output for a quantized reader alone.
+    heads = [kit.plan(*names[:count]) for count in range(1, len(names))]
+    return [*(Plan(dict(schemes)) for schemes in (*drawn, *mixed)), *alike, *heads[-4:]]
 
 
 def walked(kit: Kit, plan: Plan, correction: Walks, scan: Walks) -> bytes:

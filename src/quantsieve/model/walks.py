@@ -43,14 +43,15 @@ class Walks:
         self._ends.pop(parent, None)
         while self._bytes + step.num_bytes > self._max_bytes and self._ends:
             self._forget(next(iter(self._ends)))
-        if self._bytes + step.num_bytes > self._max_bytes:
-            if not parent.following and parent is not self.start:
-                self._ends[parent] = None
-            return False
-        parent.following[step.decision] = step
-        self._bytes += step.num_bytes
-        self._ends[step] = None
-        return True
+            self._ends.pop(parent, None)  # it may have lost the last that followed it, and has to stay
+        has_room = self._bytes + step.num_bytes <= self._max_bytes
+        if has_room:
+            parent.following[step.decision] = step
+            self._bytes += step.num_bytes
+            self._ends[step] = None
+        elif not parent.following and parent is not self.start:
+            self._ends[parent] = None
+        return has_room
 
     @property
     def kept_bytes(self) -> int:
