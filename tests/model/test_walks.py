@@ -14,7 +14,7 @@ PLANS = 4
 ROOM = 1 << 30  # for everything
 
 
-@pytest.fixture(scope="module", params=["convolutions", "rows", "demo"])
+@pytest.fixture(scope="module", params=["convolutions", "tokens", "demo"])
 def kit(request: pytest.FixtureRequest) -> Kit:
     return planned.demo(16) if request.param == "demo" else planned.KITS[request.param]()
 
@@ -92,3 +92,17 @@ def test_a_plan_that_ends_differently_runs_only_the_end(kit: Kit, monkeypatch: p
     Simulation(kit.executor, kit.parts(), kit.plan(*names[:-1])).walk(scan)
     steps = [layer.name if layer is not None else "" for layer in kit.executor.steps]
     assert 0 < len(ran) < len(steps) and steps.index(names[-1]) in ran
+
+
+def test_a_value_that_only_one_plan_rounds_is_not_shared() -> None:
+    """A MatMul under int8 gives float, and is rounded for a quantized reader alone."""
+    draw, node, value = np.random.default_rng(0), planned.node, onnx.helper.make_tensor_value_info
+    weights = [onnx.numpy_helper.from_array(draw.standard_normal((6, 6)).astype(np.float32), n) for n in ("v", "w")]
+    nodes = [node("MatMul", ["x", "v"], ["m"], name="first"), node("MatMul", ["m", "w"], ["y"], name="second")]
+    ends = [[value(name, onnx.TensorProto.FLOAT, ["n", 6])] for name in "xy"]
+    graph = onnx.helper.make_graph(nodes, "g", *ends, weights)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    kit = planned.kit_of(model, {"x": draw.standard_normal((8, 6)).astype(np.float32)})
+    shared = fresh(kit, ROOM)
+    for plan in (kit.plan("first"), kit.plan("first", "second")):
+        assert walked(kit, plan, *shared) == walked(kit, plan, *fresh(kit, 0))
