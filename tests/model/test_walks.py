@@ -1,5 +1,7 @@
 """Walks share what plans have in common at their start, and nothing else: the same bits with and without, in bounds."""
 
+import numpy as np
+import onnx
 import pytest
 
 import planned
