@@ -330,7 +330,7 @@ def test_tune_hands_every_option_on(door, tmp_path):
          "--preprocess", str(tmp_path / "p.toml"), "--std", "5", "--resize", "32x100", "--skip-bad",
          "--class-names", str(names), "--scan", "s.json", "--schemes", "int8, int8-channel,int8", "--metric", "top1",
          "--max-drop", "0.02", "--confident", "--seed", "7", "--threads", "2", "--workers", "3",
-         "--timeout", "5m", "--max-trials", "9", "--limit", "90s",
+         "--timeout", "5m", "--max-trials", "9", "--limit", "90s", "--memory-limit", "1.5G",
          "--weight-type", "u8", "--no-bias-correction", "--samples", "16", "--max-samples", "500",
          "--quiet"]
     ) == 1  # fmt: skip

@@ -37,7 +37,7 @@ def correct_along(parts: Ingredients, plan: Plan, walks: Walks) -> Ingredients:
         name = layer.name if layer is not None else ""
         reads, scheme = all_reads.get(name, {}), plan.scheme(name)
         is_rounded = layer is not None and layer.weight is not None and plan.is_quantized(name)
-        decision = scheme if is_rounded else "", tuple(reads), tuple(n for n in executor.makes(index) if n in outputs)
+        decision = scheme, tuple(made for made in executor.makes(index) if made in outputs)
         step = walk.follow(decision)
         weights = shift = None
         if layer is not None and is_rounded:

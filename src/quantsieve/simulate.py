@@ -43,7 +43,7 @@ class Simulation:
             reads, shift = self.reads.get(name, {}), self._corrections.shift(self._plan.scheme(name), name)
             rounded = tuple(made for made in executor.makes(index) if made in self.outputs)
             correction = shift.tobytes() if shift is not None else None
-            decision = (self._plan.scheme(name), correction, tuple(reads), rounded)
+            decision = (self._plan.scheme(name), correction, rounded)
             if walk.follow(decision) is None:
                 weights = self.weights.get(name)
                 made = [executor.made_rounded(index, s, weights, reads, self.outputs) for s in walk.states]

@@ -1,5 +1,7 @@
 """Walks share what plans have in common at their start, and nothing else: the same bits with and without, in bounds."""
 
+import numpy as np
+import onnx
 import pytest
 
 import planned
@@ -10,13 +12,13 @@ from quantsieve.plan import Plan
 from quantsieve.repair import correct_along
 from quantsieve.simulate import Simulation
 
-PLANS = 6
+PLANS = 4
 ROOM = 1 << 30  # for everything
 
 
-@pytest.fixture(scope="module", params=["convolutions", "demo"])
+@pytest.fixture(scope="module", params=["convolutions", "tokens", "demo"])
 def kit(request: pytest.FixtureRequest) -> Kit:
-    return planned.demo() if request.param == "demo" else planned.KITS[request.param]()
+    return planned.demo(16) if request.param == "demo" else planned.KITS[request.param]()
 
 
 def plans(kit: Kit) -> list[Plan]:
@@ -27,15 +29,20 @@ def plans(kit: Kit) -> list[Plan]:
         {n: scheme for i, n in enumerate(names) if (scheme := (a if i < half else b).get(n))}
         for a, b in zip(drawn, drawn[1:] + drawn[:1], strict=True)
     ]
-    return [Plan(dict(schemes)) for schemes in (*drawn, *mixed)]
+    alike = [kit.plan(scheme=scheme) for scheme in ("int8", "int8-channel")]  # they round the same tensors
+    # Each layer quantized without those behind it: a Gemm or MatMul rounds its output for a quantized reader alone.
+    heads = [kit.plan(*names[:count]) for count in range(1, len(names))]
+    return [*(Plan(dict(schemes)) for schemes in (*drawn, *mixed)), *alike, *heads[-4:]]
 
 
 def walked(kit: Kit, plan: Plan, correction: Walks, scan: Walks) -> bytes:
     """All bits of the corrections and of the simulated outputs."""
     parts = correct_along(kit.parts(), plan, correction)
     shifts = {name: shift for found in parts.corrections.shifts.values() for name, shift in found.items()}
-    outputs = Simulation(kit.executor, parts, plan).walk(scan)[0]
-    arrays = [*(shifts[n] for n in sorted(shifts)), *(outputs[o.name].numpy() for o in kit.graph.outputs)]
+    arrays = [shifts[n] for n in sorted(shifts)]
+    for made in (parts, kit.parts()):  # corrected and not
+        outputs = Simulation(kit.executor, made, plan).walk(scan)[0]
+        arrays += [outputs[o.name].numpy() for o in kit.graph.outputs]
     return b"".join(array.tobytes() for array in arrays)
 
 
@@ -87,3 +94,17 @@ def test_a_plan_that_ends_differently_runs_only_the_end(kit: Kit, monkeypatch: p
     Simulation(kit.executor, kit.parts(), kit.plan(*names[:-1])).walk(scan)
     steps = [layer.name if layer is not None else "" for layer in kit.executor.steps]
     assert 0 < len(ran) < len(steps) and steps.index(names[-1]) in ran
+
+
+def test_a_value_that_only_one_plan_rounds_is_not_shared() -> None:
+    """A MatMul under int8 gives float, and is rounded for a quantized reader alone."""
+    draw, node, value = np.random.default_rng(0), planned.node, onnx.helper.make_tensor_value_info
+    weights = [onnx.numpy_helper.from_array(draw.standard_normal((6, 6)).astype(np.float32), n) for n in ("v", "w")]
+    nodes = [node("MatMul", ["x", "v"], ["m"], name="first"), node("MatMul", ["m", "w"], ["y"], name="second")]
+    ends = [[value(name, onnx.TensorProto.FLOAT, ["n", 6])] for name in "xy"]
+    graph = onnx.helper.make_graph(nodes, "g", *ends, weights)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    kit = planned.kit_of(model, {"x": draw.standard_normal((8, 6)).astype(np.float32)})
+    shared = fresh(kit, ROOM)
+    for plan in (kit.plan("first"), kit.plan("first", "second")):
+        assert walked(kit, plan, *shared) == walked(kit, plan, *fresh(kit, 0))

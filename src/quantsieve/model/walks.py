@@ -1,7 +1,7 @@
 """Walks over plans on the same samples: plans that begin alike share the steps up to where they differ.
 
-A step is what one piece of the executor makes under a decision: which weights, what is read and made rounded. The same
-decisions from the start give the same values, bit for bit, so they are kept as a tree, by decision, while they fit.
+A step is what one piece of the executor makes under a decision: the layer's scheme, and what it makes rounded; what it
+reads rounded follows from those and the steps before. The same decisions from the start give the same values, bit for bit, so they are kept as a tree, by decision, while they fit.
 Of 28 plans that a search of mobilenetv2_cifar10 tries, 29 % of the steps are shared; of 20 of mlperf_resnet8, 39 %.
 """
 
@@ -43,14 +43,15 @@ class Walks:
         self._ends.pop(parent, None)
         while self._bytes + step.num_bytes > self._max_bytes and self._ends:
             self._forget(next(iter(self._ends)))
-        if self._bytes + step.num_bytes > self._max_bytes:
-            if not parent.following and parent is not self.start:
-                self._ends[parent] = None
-            return False
-        parent.following[step.decision] = step
-        self._bytes += step.num_bytes
-        self._ends[step] = None
-        return True
+            self._ends.pop(parent, None)  # it may have lost the last that followed it, and has to stay
+        has_room = self._bytes + step.num_bytes <= self._max_bytes
+        if has_room:
+            parent.following[step.decision] = step
+            self._bytes += step.num_bytes
+            self._ends[step] = None
+        elif not parent.following and parent is not self.start:
+            self._ends[parent] = None
+        return has_room
 
     @property
     def kept_bytes(self) -> int:
