@@ -370,6 +370,12 @@ race_option = click.option(
     show_default="until the order is settled, 64 at most",
     help="Samples that scores are means over.",
 )
+screen_option = click.option(
+    "--screen",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    help="Estimate most scores of large graphs; auto: from some hundred sources of noise on.",
+)
 max_samples_option = click.option(
     "--max-samples",
     type=click.IntRange(min=1),

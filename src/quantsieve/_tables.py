@@ -197,7 +197,7 @@ def show_scan(console: Console, found: "ScanResult") -> None:
             str(number),
             plain(s.layer),
             s.scheme,
-            f"{s.value:.2e}",
+            f"{'' if s.is_exact else '~'}{s.value:.2e}",
             f"{s.low:.1e} to {s.high:.1e}",
             "tie" if s.tie else "",
         )
@@ -217,6 +217,7 @@ def show_scan(console: Console, found: "ScanResult") -> None:
             Text(
                 f"\nScore: {found.metric['text']}, on {found.num_samples} samples; higher is worse. A tie: the "
                 "paired difference to the next row may be 0 (95 %)."
+                + ("" if all(s.is_exact for s in found.layers) else " ~: estimated by the screen, not priced exactly.")
             )
         )
     else:

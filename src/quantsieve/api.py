@@ -128,6 +128,7 @@ def tune(
     weight_type: str = "auto",
     bias_correction: bool = True,
     samples: int = 32,
+    screen: str = "auto",
     max_samples: int | None = None,
     limit_s: float = 300.0,
     progress: Progress | None = None,
@@ -137,12 +138,14 @@ def tune(
     data: samples with or without labels; `synthetic=N` makes N random ones instead. run: default
     `quantsieve-run-MODEL` in the current folder; a second call with the same settings goes on there.
     max_drop: largest acceptable loss of the score, absolute. timeout: seconds. scan: layers that it marks `keep_float`
-    are never quantized. Raises QuantsieveError.
+    are never quantized. screen: as for `scan`. Raises QuantsieveError.
     Ctrl-C (KeyboardInterrupt) is passed on once the report of what is there has been written.
     """
     load_model(Path(model))
     kept = _kept(scan, Path(model))
-    settings = Settings(tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples, kept)
+    settings = Settings(
+        tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples, kept, screen
+    )
     limits = Limits(max_drop, confident, timeout, max_trials, workers, limit_s)
     deadline = Deadline(timeout)
     path = Path(model)
@@ -183,6 +186,7 @@ def scan(
     bias_correction: bool = True,
     mode: str = "alone",
     samples: int | None = None,
+    screen: str = "auto",
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ScanResult:
@@ -190,12 +194,13 @@ def scan(
 
     mode: 'alone' scores each layer quantized alone; 'rescue' what its return to float takes away from the error of the
     fully quantized model. samples: how many the scores are means over; None races: samples are added, 64 at most,
-    while the order of the ten worst layers or one of their scores is open ('rescue' takes 32).
+    while the order of the ten worst layers or one of their scores is open ('rescue' takes 32). screen: 'auto' estimates
+    most scores from gradients where a graph has some hundred sources of noise, 'on' wherever it can, 'off' never.
     """
     count = samples
     if count is None:
         count = 32 if mode == "rescue" else LOOKS[-1]
-    settings = Settings(tuple(schemes), None, seed, 1, weight_type, bias_correction, count)
+    settings = Settings(tuple(schemes), None, seed, 1, weight_type, bias_correction, count, screen=screen)
     path = Path(model)
     load_model(path)
     sources = _open(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)

@@ -55,6 +55,7 @@ def program() -> None:
 @opt.scan_option
 @opt.metric_option
 @opt.samples_option
+@opt.screen_option
 @opt.max_samples_option
 @opt.threads_option
 @opt.limit_option
@@ -69,6 +70,7 @@ def tune(
     scan: str | None,
     metric: str | None,
     samples: int,
+    screen: str,
     max_samples: int | None,
     threads: int,
     limit_s: float,
@@ -108,6 +110,7 @@ def tune(
                 weight_type=writing.weight_type,
                 bias_correction=writing.bias_correction,
                 samples=samples,
+                screen=screen,
                 max_samples=max_samples,
                 limit_s=limit_s,
                 progress=progress,
@@ -136,6 +139,7 @@ def inspect(model: str, output: opt.Output) -> None:
 @opt.schemes_option
 @opt.mode_option
 @opt.race_option
+@opt.screen_option
 @opt.workers_option
 @opt.writing_options
 @opt.output_options
@@ -147,6 +151,7 @@ def scan(
     schemes: tuple[str, ...],
     mode: str,
     samples: int | None,
+    screen: str,
     workers: int,
     writing: opt.Writing,
     output: opt.Output,
@@ -168,6 +173,7 @@ def scan(
             seed=source.seed,
             mode=mode,
             samples=samples,
+            screen=screen,
             workers=workers,
             weight_type=writing.weight_type,
             bias_correction=writing.bias_correction,

@@ -1,5 +1,7 @@
 """A scan of one line: its prices as ranked layers, with what the layers are in the user's own file."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from quantsieve.data import batches
@@ -14,8 +16,9 @@ from quantsieve.sensitivity.blocks import find_blocks
 from quantsieve.sensitivity.local import TensorRow, rows, tensor_errors
 from quantsieve.sensitivity.origin import original_nodes
 from quantsieve.sensitivity.racing import is_settled
-from quantsieve.sensitivity.ranking import Choice, Refused, Score, rank, rank_gains, sums_of
-from quantsieve.sensitivity.scan_document import METRICS, ScanResult
+from quantsieve.sensitivity.ranking import Choice, Refused, Score, doubts_of, rank, rank_gains, sums_of
+from quantsieve.sensitivity.scan_document import METRICS, ScanResult, Screen
+from quantsieve.sensitivity.suffix import Prices
 
 
 def scan_line(line: Line, is_race: bool = False, mode: str = "alone") -> ScanResult:
@@ -30,11 +33,12 @@ def scan_line(line: Line, is_race: bool = False, mode: str = "alone") -> ScanRes
     refusals = options.refusals
     choices = _choices(line)
     if is_race:
-        line.is_settled = lambda prices: is_settled(sums_of(choices, prices, form))
+        line.is_settled = lambda prices: _is_settled(choices, prices, form)
     layers: tuple[Score, ...] = ()
-    count = 0
+    count, screen = 0, None
     if options.schemes and mode == "alone":
         layers, count = rank(choices, line.prices, form), line.prices.num_samples
+        screen = _screen(line.prices)
     elif options.schemes:
         layers, count = rank_gains(choices, _gains(line)), len(line.scan_indices)
     return ScanResult(
@@ -48,11 +52,23 @@ def scan_line(line: Line, is_race: bool = False, mode: str = "alone") -> ScanRes
         activation=form,
         calibration_samples=len(line.split.calibration),
         layers=layers,
+        screen=screen,
         refused=tuple(
             Refused(x.name, x.op_type, refusals[x.name]) for x in line.structure.layers if x.name in refusals
         ),
         notes=(*line.prepared.notes, *line.sources.notes(), *dict.fromkeys(line.notes)),
     )
+
+
+def _is_settled(choices: Sequence[Choice], prices: Prices, form: str) -> bool:
+    return is_settled(sums_of(choices, prices, form), doubts=doubts_of(choices, prices, form))
+
+
+def _screen(prices: Prices) -> Screen | None:
+    found = prices.screening
+    if found is None:
+        return None
+    return Screen(found.rank, len(found.checked), int((~found.is_exact).sum()), len(found.is_exact))
 
 
 def _gains(line: Line) -> dict[tuple[str, str], np.ndarray]:

@@ -37,6 +37,17 @@ METRICS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Screen:
+    """What the screen found of itself. rank: Spearman's over sources that were both screened and priced exactly, None
+    where none was measured; checked: how many; screened: sources that are not exact, 0 where the screen was dropped."""
+
+    rank: float | None
+    checked: int
+    screened: int
+    sources: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScanResult:
     """Scores of each layer alone under each scheme, worst first; simulated, never measured on a target."""
 
@@ -52,6 +63,7 @@ class ScanResult:
     notes: tuple[str, ...]
     tensors: tuple[TensorRow, ...] = ()  # ranked by their combined error, worst first
     mode: str = "alone"  # or 'rescue': scores are what a layer's return to float takes away
+    screen: Screen | None = None  # None where all scores are exact from the start
 
     @property
     def metric(self) -> dict[str, str]:
@@ -82,11 +94,21 @@ class ScanResult:
             "calibration": {"method": "minmax", "samples": self.calibration_samples},
             "mode": self.mode,
             "metric": self.metric,
+            "screen": None if self.screen is None else _screen_row(self.screen),
             "layers": [_row(number, score) for number, score in enumerate(self.layers, start=1)],
             "tensors": [_tensor_row(number, row) for number, row in enumerate(self.tensors, start=1)],
             "refused": [{"layer": r.layer, "op_type": r.op_type, "reason": r.reason} for r in self.refused],
             "notes": list(self.notes),
         }
+
+
+def _screen_row(screen: Screen) -> dict[str, object]:
+    return {
+        "rank_correlation": screen.rank,
+        "checked": screen.checked,
+        "screened": screen.screened,
+        "sources": screen.sources,
+    }
 
 
 def _row(number: int, score: Score) -> dict[str, object]:
@@ -99,6 +121,7 @@ def _row(number: int, score: Score) -> dict[str, object]:
         "low": score.low,
         "high": score.high if math.isfinite(score.high) else None,  # of one sample alone
         "tie": score.tie,
+        "exact": score.is_exact,
         "op_type": score.op_type,
         "params": score.params,
         "bytes": score.bytes,
@@ -226,10 +249,19 @@ def _scan(document: Mapping[str, Any]) -> ScanResult:
         layers=tuple(sorted(layers, key=lambda score: -score.value)),
         refused=tuple(refused),
         notes=_texts(document, "notes", ""),
+        screen=None if document.get("screen") is None else _screen(_object(document["screen"], "screen")),
         tensors=tuple(
             _tensor(row, f"tensors[{i}]") for i, row in enumerate(_list({"tensors": [], **document}, "tensors", ""))
         ),
     )
+
+
+def _screen(row: Mapping[str, Any]) -> Screen:
+    rank = row.get("rank_correlation")
+    if not (rank is None or (isinstance(rank, int | float) and not isinstance(rank, bool) and -1 <= rank <= 1)):
+        raise _wrong(row, "rank_correlation", "screen", "a number of -1 to 1 or null")
+    counts = (_count(row, name, "screen") for name in ("checked", "screened", "sources"))
+    return Screen(None if rank is None else float(rank), *counts)
 
 
 def _tensor(row: object, where: str) -> TensorRow:
@@ -260,6 +292,9 @@ def _score(row: object, where: str) -> Score:
         raise _wrong(row, "block", where, "a text or null")
     if not (tie is None or isinstance(tie, bool)):
         raise _wrong(row, "tie", where, "true, false or null")
+    is_exact = row.get("exact", True)  # absent from documents older than the screen
+    if not isinstance(is_exact, bool):
+        raise _wrong(row, "exact", where, "true or false")
     if not isinstance(row.get("keep_float"), bool):
         raise _wrong(row, "keep_float", where, "true or false")
     return Score(
@@ -279,6 +314,7 @@ def _score(row: object, where: str) -> Score:
         weights_corrected=_error(parts, "weights_corrected", where),
         tensors={str(root): _error(tensors, root, where) for root in tensors},
         keep_float=row["keep_float"],
+        is_exact=is_exact,
     )
 
 
