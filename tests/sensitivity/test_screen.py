@@ -6,13 +6,20 @@ import numpy as np
 import pytest
 from deep_networks import deep, images, opened
 from scipy.stats import spearmanr
+from test_engine import MODELS, feeds_of, num_samples, open_model
 
+from quantsieve import schemes
+from quantsieve.calibrate import calibrate
+from quantsieve.plan import find_options
 from quantsieve.run.codec import decode, encode
+from quantsieve.schemes._static import by_name
 from quantsieve.sensitivity import screen
+from quantsieve.sensitivity.gradient import NoGradient
 from quantsieve.sensitivity.racing import LOOKS, is_settled
 from quantsieve.sensitivity.ranking import is_tie
 from quantsieve.sensitivity.screen import CHECKED, TOP_ROWS, estimate, is_wanted, screen_batch, verdict
-from quantsieve.sensitivity.suffix import Prices, Screening, Source, error_vectors, join
+from quantsieve.sensitivity.suffix import Prices, Probes, Screening, Source, error_vectors, find_sources, join
+from quantsieve.weights import NO_CORRECTIONS
 
 COUNT = 8
 
@@ -290,3 +297,26 @@ def test_a_race_does_not_end_on_an_order_that_the_screen_leaves_open():
     assert is_settled(rows, top=1, doubts=np.asarray([0.1, 0.1, 5.0]))
     assert not is_settled(rows, doubts=np.asarray([0.7, 0.7, 0.0]))
     assert not is_settled(rows[::-1], doubts=np.asarray([0.0, 0.7, 0.7]))
+
+
+# --- models of other shapes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "reason"), [(name, "Loop" if name == "control" else None) for name in MODELS])
+def test_branches_several_outputs_and_constants_among_them_are_no_matter(name, reason):
+    feeds = feeds_of(name)
+    count, executor, known = num_samples(feeds), open_model(name), (schemes.get("int8"),)
+    calibration = calibrate(executor, [(feeds_of(name, seed), count) for seed in range(4)])
+    options = find_options(executor.graph, executor.structure, calibration, known)
+    sources = find_sources(executor, options, known)
+    probes = Probes(executor, feeds, count, calibration, NO_CORRECTIONS, by_name(known))
+    if reason is not None:
+        with pytest.raises(NoGradient, match=reason):
+            estimate(probes, sources)
+        return
+    found = estimate(probes, sources)
+    exact, _ = probes.prices(sources)
+    assert found.is_known.all()
+    # int8 errors of small models are nearly of first order; 16 signs for the outputs leave a third.
+    ratios = np.log(found.mean() / exact.mean(axis=1))
+    assert abs(np.median(ratios)) < 0.4 and np.abs(ratios).max() < 1.1

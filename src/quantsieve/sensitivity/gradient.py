@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
+from quantsieve.errors import UnsupportedModel
 from quantsieve.model.execute import Executor, Piece, piece_options
 from quantsieve.model.graph import has_subgraphs, node_inputs
 from quantsieve.sensitivity._backward import SEED, Arrays, Builder, Node
@@ -23,36 +24,29 @@ from quantsieve.sensitivity._rules import RULES
 
 
 class Forward:
-    """The model in one session that gives all its values."""
+    """The model in one session that gives all its values. Raises NoGradient, as all here does."""
 
     def __init__(self, executor: Executor):
         graph = executor.graph
         model = ir.to_proto(graph.model)
         have = {output.name for output in model.graph.output}
-        self.names = [
-            name
-            for node in model.graph.node
-            for name in node.output
-            if name in executor.types and executor.types[name].HasField("tensor_type")
-        ]
-        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self.names if name not in have)
+        made = [name for node in model.graph.node for name in node.output if name in executor.types]
+        tensors = [name for name in made if executor.types[name].HasField("tensor_type")]
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in have)
         options = piece_options()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        self._piece = Piece("the forward run", model, options)
+        self._piece = _opened("the forward run", model, options)
 
     def run(self, feeds: Arrays) -> dict[str, np.ndarray]:
         """Every tensor that a node makes, and the feeds."""
-        return dict(feeds) | self._piece.arrays(feeds)
+        return dict(feeds) | _ran(self._piece, feeds)
 
 
 class Backward:
     """The backward graph of one model for one batch shape."""
 
     def __init__(self, executor: Executor, values: Arrays, targets: Sequence[str], outputs: Sequence[str]):
-        """values: of a forward run; targets: values whose cotangents are asked for; outputs: that are seeded.
-
-        Raises NoGradient.
-        """
+        """values: of a forward run; targets: values whose cotangents are asked for; outputs: that are seeded."""
         graph = executor.graph
         builder = Builder(executor, values, set(targets))
         for name in outputs:
@@ -76,10 +70,25 @@ class Backward:
         self._outputs = {name: builder.cotangent(name) or "" for name in self.reached}
         self._seeds = tuple(name for name in outputs if name in builder.wanted)
         self._reads = tuple(builder.reads)
-        self._piece = Piece("the backward run", builder.model(self._seeds, self._outputs.values()), piece_options())
+        model = builder.model(self._seeds, self._outputs.values())
+        self._piece = _opened("the backward run", model, piece_options())
 
     def run(self, values: Arrays, seeds: Arrays) -> dict[str, np.ndarray]:
         """Cotangents of the targets that reach an output, shaped as the targets. seeds: by output, shaped as it."""
         feeds = {name: values[name] for name in self._reads} | {SEED + name: seeds[name] for name in self._seeds}
-        made = self._piece.arrays(feeds)
+        made = _ran(self._piece, feeds)
         return {name: made[cotangent] for name, cotangent in self._outputs.items()}
+
+
+def _opened(name: str, model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> Piece:
+    try:
+        return Piece(name, model, options)
+    except UnsupportedModel as error:
+        raise NoGradient(f"onnxruntime refuses {name}: {error.__cause__}"[:300]) from error
+
+
+def _ran(piece: Piece, feeds: Arrays) -> dict[str, np.ndarray]:
+    try:
+        return piece.arrays(feeds)
+    except Exception as error:  # onnxruntime raises classes of its own without a common base
+        raise NoGradient(f"{piece.name} fails: {error}"[:300]) from error

@@ -212,21 +212,14 @@ def _open(
 ) -> tuple[Backward, Values, tuple[Values, ...]]:
     """(backward run, all values of the samples, the vectors by output). Raises NoGradient."""
     executor, outputs = probes.executor, tuple(probes.reference)
-    try:
-        kept = _kept.get(executor)
-        if kept is None:
-            kept = _kept[executor] = _Kept(Forward(executor))
-        values = kept.forward.run(feeds)
-        key = (roots, *((name, values[name].shape) for name in feeds))
-        if kept.backward is None or kept.key != key:
-            kept.backward, kept.key = Backward(executor, values, roots, outputs), key
-            kept.backward.run(values, {name: np.zeros_like(values[name]) for name in outputs})  # or it fails here
-        seeds = tuple(_seeds(values, outputs, probes.calibration.output_variance, count))
-    except NoGradient:
-        raise
-    except Exception as error:  # onnxruntime raises classes of its own without a common base
-        raise NoGradient(f"the model does not run backwards: {str(error)[:200]}") from error
-    return kept.backward, values, seeds
+    kept = _kept.get(executor)
+    if kept is None:
+        kept = _kept[executor] = _Kept(Forward(executor))
+    values = kept.forward.run(feeds)
+    key = (roots, *((name, values[name].shape) for name in feeds))
+    if kept.backward is None or kept.key != key:
+        kept.backward, kept.key = Backward(executor, values, roots, outputs), key
+    return kept.backward, values, tuple(_seeds(values, outputs, probes.calibration.output_variance, count))
 
 
 def _seeds(values: Values, outputs: Sequence[str], variance: Mapping[str, float], count: int) -> Iterator[Values]:
