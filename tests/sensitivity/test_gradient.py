@@ -120,6 +120,8 @@ CASES = {
     "ConvTranspose, groups": one("ConvTranspose", weights(4, 2, 2, 2), shape=IMAGE, group=2, pads=[1, 0, 0, 1]),
     "AveragePool": one("AveragePool", shape=IMAGE, kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1]),
     "AveragePool, pads count": one("AveragePool", shape=IMAGE, kernel_shape=[3, 3], pads=[1] * 4, count_include_pad=1),
+    "AveragePool, ceil": one("AveragePool", shape=IMAGE, kernel_shape=[3, 3], strides=[2, 4], ceil_mode=1),
+    "AveragePool, kernel beyond": one("AveragePool", shape=(2, 4, 1, 6), kernel_shape=[3, 2], strides=[3, 2]),
     "GlobalAveragePool": one("GlobalAveragePool", shape=IMAGE),
     "MaxPool": one("MaxPool", shape=IMAGE, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
     "Resize": one("Resize", None, np.asarray([1, 1, 2, 3], np.float32), shape=IMAGE, mode="nearest",

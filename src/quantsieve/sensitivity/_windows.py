@@ -38,16 +38,16 @@ def _unconvolved(b: Builder, node: Node, cotangent: str, weight: np.ndarray, gro
     strides, dilations = ints(node, "strides", rank, 1), ints(node, "dilations", rank, 1)
     pads = _pads(node, kernel, inside, outside)
     reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
+    sizes = tuple(enumerate(zip(inside, outside, strides, reach, strict=True)))
+    for a, (i, o, s, r) in sizes:  # the last window may stand out: of ceil_mode, or of a kernel larger than its input
+        pads[a + rank] = max(pads[a + rank], (o - 1) * s + r + 1 - pads[a] - i)
     others = [size - pad for size, pad in zip([*reach, *reach], pads, strict=True)]
     if max(strides) == 1 and min(others) >= 0:  # onnxruntime runs a convolution some times faster than its transpose
         split = weight.reshape(group, -1, *weight.shape[1:])
         flipped = np.flip(np.swapaxes(split, 1, 2), axis=tuple(range(3, 3 + rank)))
         whole = b.array(flipped.reshape(-1, *flipped.shape[2:]))
         return b.op("Conv", cotangent, whole, pads=others, dilations=dilations, group=group)
-    rest = [
-        i - ((o - 1) * s + r + 1 - pads[a] - pads[a + rank])
-        for a, (i, o, s, r) in enumerate(zip(inside, outside, strides, reach, strict=True))
-    ]
+    rest = [i - ((o - 1) * s + r + 1 - pads[a] - pads[a + rank]) for a, (i, o, s, r) in sizes]
     attributes = {"strides": strides, "dilations": dilations, "pads": pads, "output_padding": rest, "group": group}
     return b.op("ConvTranspose", cotangent, b.array(weight), **attributes)
 
@@ -68,6 +68,8 @@ def average_pool(b: Builder, node: Node, c: Cotangents) -> dict[int, str]:
     inside, outside = shape[2:], b.shape(node.outputs[0])[2:]
     pads, strides = _pads(node, kernel, inside, outside), ints(node, "strides", len(kernel), 1)
     dilations = ints(node, "dilations", len(kernel), 1)
+    if node.get("ceil_mode", 0) and node.get("count_include_pad", 0):
+        raise NoGradient("the operator AveragePool rounds its size up and counts its pads")
     counts = np.ones(outside, np.float32)
     for axis, (size, out, step, spread, k) in enumerate(zip(inside, outside, strides, dilations, kernel, strict=True)):
         places = np.arange(out)[:, None] * step - pads[axis] + np.arange(k) * spread
@@ -76,8 +78,6 @@ def average_pool(b: Builder, node: Node, c: Cotangents) -> dict[int, str]:
         counts *= along.reshape([-1 if a == axis else 1 for a in range(len(kernel))]).astype(np.float32)
     shared = b.op("Div", c[0] or "", b.array(counts))
     ones = np.ones((shape[1], 1, *kernel), np.float32)
-    if node.get("ceil_mode", 0):
-        raise NoGradient("the operator AveragePool rounds its size up")
     return {0: _unconvolved(b, node, shared, ones, shape[1])}
 
 
