@@ -440,6 +440,12 @@ threads_option = click.option(
 samples_option = click.option(
     "--samples", type=click.IntRange(min=1), metavar="N", default=32, help="Samples of the sensitivity scan."
 )
+screen_option = click.option(
+    "--screen",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    help="Estimate most scores of large graphs; auto: from some hundred sources of noise on.",
+)
 max_samples_option = click.option(
     "--max-samples",
     type=click.IntRange(min=1),

@@ -201,7 +201,7 @@ def show_scan(console: Console, found: "ScanResult") -> None:
             str(number),
             plain(s.layer),
             s.scheme,
-            f"{s.value:.1f}" if is_decibel else f"{s.value:.2e}",
+            f"{s.value:.1f}" if is_decibel else f"{'' if s.is_exact else '~'}{s.value:.2e}",
             f"{s.low:.1f} to {s.high:.1f}" if is_decibel else f"{s.low:.1e} to {s.high:.1e}",
             "tie" if s.tie else "",
             *(f"{s.outputs[name]:.1f}" if is_decibel else f"{s.outputs[name]:.1e}" for name in shown),
@@ -223,6 +223,7 @@ def show_scan(console: Console, found: "ScanResult") -> None:
             Text(
                 f"\nScore: {plain(found.metric.text)}, on {found.num_samples} samples; {found.metric.direction}. "
                 "A tie: the paired difference to the next row may be 0 (95 %)."
+                + ("" if all(s.is_exact for s in found.layers) else " ~: estimated by the screen, not priced exactly.")
             )
         )
         if len(outputs) > len(shown) or any(s.channels for s in found.layers):

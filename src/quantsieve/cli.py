@@ -55,6 +55,7 @@ def program() -> None:
 @opt.scan_option
 @opt.metric_option
 @opt.samples_option
+@opt.screen_option
 @opt.max_samples_option
 @opt.threads_option
 @opt.limit_option
@@ -70,6 +71,7 @@ def tune(
     scan: str | None,
     metric: str | None,
     samples: int,
+    screen: str,
     max_samples: int | None,
     threads: int,
     limit_s: float,
@@ -110,6 +112,7 @@ def tune(
                 weight_type=writing.weight_type,
                 bias_correction=writing.bias_correction,
                 samples=samples,
+                screen=screen,
                 max_samples=max_samples,
                 limit_s=limit_s,
                 memory_limit=memory_limit,
@@ -138,6 +141,7 @@ def inspect(model: str, output: opt.Output) -> None:
 @opt.image_options
 @opt.schemes_option
 @opt.scoring_options
+@opt.screen_option
 @opt.workers_option
 @opt.memory_option
 @opt.writing_options
@@ -149,6 +153,7 @@ def scan(
     images: opt.Images,
     schemes: tuple[str, ...],
     scoring: opt.Scoring,
+    screen: str,
     workers: int,
     memory_limit: int | None,
     writing: opt.Writing,
@@ -175,6 +180,7 @@ def scan(
             per_channel=scoring.per_channel,
             combined_weights=scoring.combined_weights,
             samples=scoring.samples,
+            screen=screen,
             workers=workers,
             memory_limit=memory_limit,
             weight_type=writing.weight_type,

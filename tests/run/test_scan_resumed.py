@@ -46,7 +46,7 @@ def killed(*arguments):
 def counted(monkeypatch):
     """Names of the functions that compute a batch, one entry a call."""
     calls = []
-    for module, name in ((run_line.suffix, "scan_batch"), (scanning, "probe_batch"), (rescue, "rescue_batch")):
+    for module, name in ((run_line.suffix, "Probes"), (scanning, "probe_batch"), (rescue, "rescue_batch")):
         computed = getattr(module, name)
 
         def spy(*arguments, name=name, computed=computed, **named):

@@ -82,6 +82,7 @@ def tune(
     weight_type: str = "auto",
     bias_correction: bool = True,
     samples: int = 32,
+    screen: str = "auto",
     max_samples: int | None = None,
     limit_s: float = 300.0,
     memory_limit: int | None = None,
@@ -92,13 +93,15 @@ def tune(
     data: samples with or without labels; `synthetic=N` makes N random ones instead. run: default
     `quantsieve-run-MODEL` in the current folder; a second call with the same settings goes on there.
     max_drop: largest acceptable loss of the score, absolute. timeout: seconds. scan: layers that it marks `keep_float`
-    are never quantized. memory_limit: bytes that the run may take beside the model, its runs on the target apart;
-    default half of what is free. Raises QuantsieveError.
+    are never quantized. screen: as for `scan`. memory_limit: bytes that the run may take beside the model, its runs on
+    the target apart; default half of what is free. Raises QuantsieveError.
     Ctrl-C (KeyboardInterrupt) is passed on once the report of what is there has been written.
     """
     open_model(Path(model))
     kept = kept_layers(scan, Path(model))
-    settings = Settings(tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples, kept)
+    settings = Settings(
+        tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples, kept, screen
+    )
     limits = Limits(max_drop, confident, timeout, max_trials, workers, limit_s, memory_limit)
     deadline = Deadline(timeout)
     path = Path(model)

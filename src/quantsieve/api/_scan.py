@@ -42,6 +42,7 @@ def scan(
     per_channel: bool = False,
     combined_weights: tuple[float, float] = (0.5, 0.5),
     samples: int | None = None,
+    screen: str = "auto",
     memory_limit: int | None = None,
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -50,7 +51,8 @@ def scan(
 
     mode: 'alone' scores each layer quantized alone; 'rescue' what its return to float takes away from the error of the
     fully quantized model. samples: how many the scores are means over; None races: samples are added, 64 at most,
-    while the order of the ten worst layers or one of their scores is open ('rescue' takes 32).
+    while the order of the ten worst layers or one of their scores is open ('rescue' takes 32). screen: 'auto' estimates
+    most scores from gradients where a graph has some hundred sources of noise, 'on' wherever it can, 'off' never.
 
     metric: `relative_mse`, whose scores add up and are what the search takes; mse, sqnr, kl_div, cos, top1, top5,
     max_abs; the loss of a task's score: accuracy (needs labels), agreement, fidelity, or quality for the one that
@@ -65,7 +67,7 @@ def scan(
     count = samples
     if count is None:
         count = 32 if mode == "rescue" else LOOKS[-1]
-    settings = Settings(tuple(schemes), None, seed, 1, weight_type, bias_correction, count)
+    settings = Settings(tuple(schemes), None, seed, 1, weight_type, bias_correction, count, screen=screen)
     path = Path(model)
     open_model(path)
     sources = open_sources(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)

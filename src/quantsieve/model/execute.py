@@ -160,7 +160,7 @@ class Executor:
             elif layer.nodes[-1] == node.name:  # where all its inputs are surely there
                 self._order.append((layer.name, layer.nodes, layer))
         self._pieces = [self._make_piece(name, nodes, ()) for name, nodes, _ in self._order]
-        self._position = {layer.name: i for i, (_, _, layer) in enumerate(self._order) if layer is not None}
+        self.position = {layer.name: i for i, (_, _, layer) in enumerate(self._order) if layer is not None}
         self._free_weights: dict[str, Piece] = {}
         # The last two weights of a layer, as plans with two schemes take turns.
         self._constant_weights: dict[str, tuple[tuple[np.ndarray, Piece], ...]] = {}

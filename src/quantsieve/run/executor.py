@@ -24,7 +24,7 @@ from quantsieve.run.trials import Built, Deadline, Trials
 from quantsieve.search.milp import cheapest_noise
 from quantsieve.search.mincut import hull
 from quantsieve.search.prices import Accounts, Problem, make_problem
-from quantsieve.sensitivity.interval import half_width
+from quantsieve.sensitivity.interval import half_width, rank_correlation
 from quantsieve.targets.timing import summarize
 from quantsieve.tasks import get as get_task
 
@@ -375,8 +375,10 @@ def layer_prices(line: Line, problem: Problem) -> tuple[Price, ...]:
     found = []
     for layer, schemes, links in zip(problem.layers, problem.options, problem.links, strict=True):
         for scheme in schemes:
-            sums = line.prices.sums(layer, scheme, [problem.tensors[t] for t in links], form)
-            mean, half = float(sums.mean()), float(half_width(sums))
+            roots = [problem.tensors[t] for t in links]
+            sums = line.prices.sums(layer, scheme, roots, form)
+            doubt = line.prices.doubt(line.prices.switched(layer, scheme, roots, form))
+            mean, half = float(sums.mean()), float(half_width(sums, doubt))
             found.append(Price(layer, scheme, mean, max(0.0, mean - half), mean + half))
     return tuple(found)
 
@@ -399,17 +401,8 @@ def _prediction(candidates: Sequence[Candidate]) -> Prediction | None:
     if not pairs:
         return None
     predicted, measured = (np.asarray(side) for side in zip(*pairs, strict=True))
-    rank = _rank_correlation(predicted, measured) if len(pairs) > 2 else None
+    rank = rank_correlation(predicted, measured) if len(pairs) > 2 else None
     return Prediction(float(np.median(predicted / measured)), rank, len(pairs))
-
-
-def _rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Spearman's; None where one side has no order. By hand: importing scipy.stats takes half a second."""
-    ranks = []
-    for values in (a, b):
-        _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[group])  # ties share their mean rank
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1]) if min(np.ptp(rank) for rank in ranks) > 0 else None
 
 
 def _finite(value: float) -> float | None:

@@ -4,7 +4,7 @@ Nothing here decides anything about quantization: it calls the stages in order a
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,8 +30,8 @@ from quantsieve.run.spec import Settings
 from quantsieve.run.store import Store
 from quantsieve.schemes import Scheme
 from quantsieve.schemes._static import by_name
-from quantsieve.search.prices import Costs
-from quantsieve.sensitivity import suffix
+from quantsieve.search.prices import Costs, forced_tensors
+from quantsieve.sensitivity import screen, suffix
 from quantsieve.sensitivity.engine import refusal
 from quantsieve.sensitivity.racing import LOOKS
 from quantsieve.targets.base import Target
@@ -306,19 +306,24 @@ class Line:
 
     @cached_property
     def prices(self) -> suffix.Prices:
-        """Exact prices, one stored fact a batch: a killed scan goes on behind its last batch.
+        """Prices, one stored fact a batch: a killed scan goes on behind its last batch.
 
         When the time is over, those of the samples priced so far; TimeUp when there are none.
         """
         sources = suffix.find_sources(self.executor, self.options, self.schemes)
+        is_screened = screen.is_wanted(self.settings.screen, len(sources))
         settings: Mapping[str, object] = {
             "schemes": {scheme.name: scheme.version for scheme in self.schemes},
             "bias_correction": self.settings.bias_correction,
+            "screen": [screen.VERSION, self.settings.seed] if is_screened else None,
         }
-        found, done, start = [], 0, time.perf_counter()
+        rows = screen.Rows(self._rows(sources), self.settings.seed)
+        found: list[suffix.Prices] = []
+        first: list[str] = []
+        done, start = 0, time.perf_counter()
         limit = self.batch if self.is_settled is None else min(self.batch, LOOKS[0])
         for part, feeds in batches(self.samples, self.scan_indices, limit):
-            keys = [self._calibration[1], self.sample_key(part)]
+            keys = [self._calibration[1], self.sample_key(part), *first]
             key = content_key("sensitivity", suffix.VERSION, settings, keys)
 
             def compute(feeds: Feeds = feeds, count: int = len(part), done: int = done) -> suffix.Prices:
@@ -330,10 +335,12 @@ class Line:
                     if self.is_over():
                         raise TimeUp
 
-                return suffix.scan_batch(
-                    self.executor, feeds, count, sources, self.calibration, self.corrections,
-                    by_name(self.schemes), self.workers, tell,
-                )  # fmt: skip
+                probes = suffix.Probes(
+                    self.executor, feeds, count, self.calibration, self.corrections, by_name(self.schemes), self.workers
+                )
+                if is_screened:
+                    return screen.screen_batch(probes, sources, rows, found[0] if found else None, tell)
+                return suffix.Prices(tuple(sources), *probes.prices(sources, tell))
 
             try:
                 found.append(self.fact("sensitivity", key, suffix.Prices, compute))
@@ -343,12 +350,26 @@ class Line:
                 self.notes.append(f"the scan was ended by the time limit after {done} samples")
                 break
             done += len(part)
+            first = first or ([key] if is_screened else [])  # it chooses what is exact in those behind it
             if self.is_settled is not None and done in LOOKS and self.is_settled(suffix.join(found)):
                 break
         reason = refusal(self.executor)
         if reason is not None:  # no note of the report: a resumed run whose prices are stored would not know
             self.store.note("scan", "layer by layer, which takes longer and gives the same prices", {"reason": reason})
-        return suffix.join(found)
+        screen.forget(self.executor)
+        prices = suffix.join(found)
+        self.notes += [note for note in [screen.verdict(prices)] if note is not None]
+        return prices
+
+    def _rows(self, sources: Sequence[suffix.Source]) -> tuple[tuple[int, ...], ...]:
+        """For each layer under each scheme, the sources that it switches on, as `Prices.switched` has them."""
+        index = {(source.kind, source.owner, source.form): number for number, source in enumerate(sources)}
+        form, found = self.schemes[0].activation, []
+        for layer in self.structure.quantizable:
+            for scheme in self.options.schemes.get(layer.name, ()):
+                names = [("tensor", root, form) for root in forced_tensors(self.graph, layer)]
+                found.append(tuple(index[name] for name in [*names, ("weight", layer.name, scheme)] if name in index))
+        return tuple(found)
 
 
 def split_order(samples: Samples, count: int, seed: int) -> np.ndarray:

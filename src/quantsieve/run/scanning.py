@@ -26,8 +26,19 @@ from quantsieve.sensitivity.origin import original_nodes
 from quantsieve.sensitivity.places import find_places
 from quantsieve.sensitivity.probes import Batch, Probes, join, probe_batch
 from quantsieve.sensitivity.racing import LOOKS, is_settled
-from quantsieve.sensitivity.ranking import Choice, Refused, Score, alone, rank, rank_gains, rank_values, sums_of
-from quantsieve.sensitivity.scan_document import DEFAULT, MODES, PRICED, ScanResult
+from quantsieve.sensitivity.ranking import (
+    Choice,
+    Refused,
+    Score,
+    alone,
+    doubts_of,
+    rank,
+    rank_gains,
+    rank_values,
+    sums_of,
+)
+from quantsieve.sensitivity.scan_document import DEFAULT, MODES, PRICED, ScanResult, Screen
+from quantsieve.sensitivity.suffix import Prices
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,7 @@ def scan_line(line: Line, scoring: Scoring) -> ScanResult:
     choices = _choices(line)
     meaning = PRICED[scoring.mode]
     layers: tuple[Score, ...] = ()
-    count = 0
+    count, screen = 0, None
     if scoring.metric is not None:
         measure = scoring.metric
         if not isinstance(measure, Measure):
@@ -82,8 +93,9 @@ def scan_line(line: Line, scoring: Scoring) -> ScanResult:
             layers, count = _probed(line, choices, measure, scoring)
     elif options.schemes and scoring.mode == "alone":
         if scoring.is_race:
-            line.is_settled = lambda prices: is_settled(sums_of(choices, prices, form))
+            line.is_settled = lambda prices: _are_settled(choices, prices, form)
         layers, count = rank(choices, line.prices, form), line.prices.num_samples
+        screen = _screen(line.prices)
     elif options.schemes:
         layers, count = rank_gains(choices, _gains(line)), len(line.scan_indices)
     return ScanResult(
@@ -99,6 +111,7 @@ def scan_line(line: Line, scoring: Scoring) -> ScanResult:
         activation=form,
         calibration_samples=len(line.split.calibration),
         layers=layers,
+        screen=screen,
         refused=tuple(
             Refused(x.name, x.op_type, refusals[x.name]) for x in line.structure.layers if x.name in refusals
         ),
@@ -179,6 +192,17 @@ def _scan_notes(line: Line, layers: Sequence[Score]) -> Iterator[str]:
             f"on these samples quantizing alone moved no float output, so the score is 0, for {names}; "
             "outputs of other types are not compared"
         )
+
+
+def _are_settled(choices: Sequence[Choice], prices: Prices, form: str) -> bool:
+    return is_settled(sums_of(choices, prices, form), doubts=doubts_of(choices, prices, form))
+
+
+def _screen(prices: Prices) -> Screen | None:
+    found = prices.screening
+    if found is None:
+        return None
+    return Screen(found.rank, len(found.checked), int((~found.is_exact).sum()), len(found.is_exact))
 
 
 def _gains(line: Line) -> dict[tuple[str, str], np.ndarray]:

@@ -22,6 +22,7 @@ class Settings:
     samples: int = 32  # that the scan runs on
     max_samples: int | None = None  # of the data; None: all
     keep_float: tuple[str, ...] = ()  # layers that are never quantized, sorted
+    screen: str = "auto"  # or 'on', 'off': whether the scan may estimate prices (see `sensitivity/screen.py`)
 
     def __post_init__(self) -> None:
         for name in self.schemes:
@@ -32,12 +33,15 @@ class Settings:
             tasks.get(self.metric)
         if self.weight_type not in ("auto", *WEIGHT_TYPES):
             raise UsageError("a weight type auto, s8 or u8", repr(self.weight_type), "Choose one of them.")
+        if self.screen not in ("auto", "on", "off"):
+            raise UsageError("a screen auto, on or off", repr(self.screen), "Choose one of them.")
         for name, least in (("threads", 1), ("samples", 1), ("seed", 0), ("max_samples", 1)):
             _check_least(name, getattr(self, name), least)
 
     def document(self) -> dict[str, object]:
-        """As strict JSON can say it; without keep_float where it is empty, as folders from before it have it."""
-        found = {name: value for name, value in asdict(self).items() if name != "keep_float" or value}
+        """As strict JSON can say it; without keep_float and screen at their defaults, as older folders have it."""
+        defaults = {"keep_float": (), "screen": "auto"}
+        found = {name: value for name, value in asdict(self).items() if name not in defaults or value != defaults[name]}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 

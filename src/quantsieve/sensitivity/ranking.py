@@ -3,7 +3,7 @@
 A layer's score is the mean over the samples of the sum of the sources that it switches on: its weights, and the
 tensors that it forces to be rounded. Two neighbours tie when the 95 % interval of the mean of their difference, paired
 by sample, includes 0: samples that are hard for one layer are hard for the next, so intervals of the scores alone
-would call far too many equal.
+would call far too many equal. What screening leaves open widens both intervals.
 """
 
 import math
@@ -46,6 +46,7 @@ class Score:
     channels: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # by output, one a channel, likewise
     stage: str | None = None  # around the block: blocks of one resolution, or a head
     half: str | None = None  # within the block: attention or MLP
+    is_exact: bool = True  # no part of it was screened
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +79,19 @@ def rank(choices: Sequence[Choice], prices: Prices, form: str) -> tuple[Score, .
         for scheme in choice.schemes:
             weight = row.get(("weight", choice.layer.name, scheme))
             sums = prices.sums(choice.layer.name, scheme, choice.forced, form)
+            switched = prices.switched(choice.layer.name, scheme, choice.forced, form)
+            doubt, value = prices.doubt(switched), float(sums.mean())
+            half = float(half_width(sums, doubt))
             score = replace(
                 _score(choice, scheme, sums),
+                low=max(0.0, value - half),
+                high=max(0.0, value + half),
+                is_exact=bool(prices.is_exact[switched].all()),
                 weights=float(mean[weight]) if weight is not None else 0.0,
                 weights_corrected=max(0.0, float(corrected[weight])) if weight is not None else 0.0,
                 tensors={root: float(mean[index]) for root, index in tensors.items()},
             )
-            found.append((score, sums))
+            found.append((score, sums, doubt))
     return _ordered(found)
 
 
@@ -95,7 +102,7 @@ def rank_gains(choices: Sequence[Choice], gains: Mapping[tuple[str, str], np.nda
     where float would make it worse, counts as 0.
     """
     found = [
-        (_score(choice, scheme, gains[choice.layer.name, scheme]), gains[choice.layer.name, scheme])
+        (_score(choice, scheme, gains[choice.layer.name, scheme]), gains[choice.layer.name, scheme], 0.0)
         for choice in choices
         for scheme in choice.schemes
         if (choice.layer.name, scheme) in gains
@@ -128,7 +135,7 @@ def rank_values(
             outputs={name: float(array[row].mean()) for name, array in outputs.items()},
             channels={name: tuple(array[row].tolist()) for name, array in channels.items()},
         )
-        found.append((score, meaning.worse(totals[row])))
+        found.append((score, meaning.worse(totals[row]), 0.0))
     return _ordered(found)
 
 
@@ -156,10 +163,10 @@ def _score(choice: Choice, scheme: str, sums: np.ndarray, least: float = 0.0) ->
     )
 
 
-def _ordered(found: list[tuple[Score, np.ndarray]]) -> tuple[Score, ...]:
-    found = sorted(found, key=lambda pair: -float(pair[1].mean()))  # stable: graph order among equals
-    ties = [is_tie(a, b) for (_, a), (_, b) in pairwise(found)]
-    return tuple(replace(score, tie=tie) for (score, _), tie in zip_longest(found, ties))
+def _ordered(found: list[tuple[Score, np.ndarray, float]]) -> tuple[Score, ...]:
+    found = sorted(found, key=lambda row: -float(row[1].mean()))  # stable: graph order among equals
+    ties = [is_tie(a, b, math.hypot(of_a, of_b)) for (_, a, of_a), (_, b, of_b) in pairwise(found)]
+    return tuple(replace(score, tie=tie) for (score, _, _), tie in zip_longest(found, ties))
 
 
 def sums_of(choices: Sequence[Choice], prices: Prices, form: str) -> np.ndarray:
@@ -168,9 +175,16 @@ def sums_of(choices: Sequence[Choice], prices: Prices, form: str) -> np.ndarray:
     return np.stack(found) if found else np.zeros((0, prices.num_samples))
 
 
-def is_tie(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether the interval of the mean paired difference includes 0. a, b: float64 [samples], of the same samples."""
+def doubts_of(choices: Sequence[Choice], prices: Prices, form: str) -> np.ndarray:
+    """What screening leaves open of the means of `sums_of`, as standard deviations, float64 [layers and schemes]."""
+    rows = [prices.switched(c.layer.name, scheme, c.forced, form) for c in choices for scheme in c.schemes]
+    return np.asarray([prices.doubt(row) for row in rows])
+
+
+def is_tie(a: np.ndarray, b: np.ndarray, doubt: float = 0.0) -> bool:
+    """Whether the interval of the mean paired difference includes 0. a, b: float64 [samples], of the same samples.
+    doubt: standard deviation of the difference that does not come from the samples."""
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return bool(a.mean() == b.mean())  # infinite both, else one is certainly worse
     gap = a - b
-    return abs(float(gap.mean())) <= float(half_width(gap))
+    return abs(float(gap.mean())) <= float(half_width(gap, doubt))

@@ -38,6 +38,17 @@ PRICED = {
 
 
 @dataclass(frozen=True, slots=True)
+class Screen:
+    """What the screen found of itself. rank: Spearman's over sources that were both screened and priced exactly, None
+    where none was measured; checked: how many; screened: sources that are not exact, 0 where the screen was dropped."""
+
+    rank: float | None
+    checked: int
+    screened: int
+    sources: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScanResult:
     """Scores of each layer alone under each scheme, worst first; simulated, never measured on a target."""
 
@@ -55,6 +66,7 @@ class ScanResult:
     mode: str = "alone"  # or 'rescue': scores are what a layer's return to float takes away
     metric: Meaning = PRICED["alone"]  # what a score is
     combined_weights: tuple[float, float] = _EVEN  # of the local and the accumulated error in `combined`
+    screen: Screen | None = None  # None where all scores are exact from the start
 
     @property
     def keep_float(self) -> tuple[str, ...]:
@@ -86,11 +98,21 @@ class ScanResult:
                 "unit": self.metric.unit,
             },
             "combined_weights": dict(zip(("local", "accumulated"), self.combined_weights, strict=True)),
+            "screen": None if self.screen is None else _screen_row(self.screen),
             "layers": [_row(number, score) for number, score in enumerate(self.layers, start=1)],
             "tensors": [_tensor_row(number, row) for number, row in enumerate(self.tensors, start=1)],
             "refused": [{"layer": r.layer, "op_type": r.op_type, "reason": r.reason} for r in self.refused],
             "notes": list(self.notes),
         }
+
+
+def _screen_row(screen: Screen) -> dict[str, object]:
+    return {
+        "rank_correlation": screen.rank,
+        "checked": screen.checked,
+        "screened": screen.screened,
+        "sources": screen.sources,
+    }
 
 
 def _row(number: int, score: Score) -> dict[str, object]:
@@ -103,6 +125,7 @@ def _row(number: int, score: Score) -> dict[str, object]:
         "low": _finite(score.low),
         "high": _finite(score.high),  # null beside a score: of one sample alone
         "tie": score.tie,
+        "exact": score.is_exact,
         "op_type": score.op_type,
         "params": score.params,
         "bytes": score.bytes,
@@ -242,6 +265,7 @@ def _scan(document: Mapping[str, Any]) -> ScanResult:
         layers=tuple(sorted(layers, key=lambda score: -metric.worse(score.value))),
         refused=tuple(refused),
         notes=_texts(document, "notes", ""),
+        screen=None if document.get("screen") is None else _screen(_object(document["screen"], "screen")),
         tensors=tuple(
             _tensor(row, f"tensors[{i}]") for i, row in enumerate(_list({"tensors": [], **document}, "tensors", ""))
         ),
@@ -263,6 +287,14 @@ def _weights(document: Mapping[str, Any]) -> tuple[float, float]:
         return _EVEN
     row = _object(document["combined_weights"], "combined_weights")
     return _error(row, "local", "combined_weights"), _error(row, "accumulated", "combined_weights")
+
+
+def _screen(row: Mapping[str, Any]) -> Screen:
+    rank = row.get("rank_correlation")
+    if not (rank is None or (isinstance(rank, int | float) and not isinstance(rank, bool) and -1 <= rank <= 1)):
+        raise _wrong(row, "rank_correlation", "screen", "a number of -1 to 1 or null")
+    counts = (_count(row, name, "screen") for name in ("checked", "screened", "sources"))
+    return Screen(None if rank is None else float(rank), *counts)
 
 
 def _tensor(row: object, where: str) -> TensorRow:
@@ -296,6 +328,9 @@ def _score(row: object, where: str, metric: Meaning) -> Score:
     tie = row.get("tie")
     if not (tie is None or isinstance(tie, bool)):
         raise _wrong(row, "tie", where, "true, false or null")
+    is_exact = row.get("exact", True)  # absent from documents older than the screen
+    if not isinstance(is_exact, bool):
+        raise _wrong(row, "exact", where, "true or false")
     if not isinstance(row.get("keep_float"), bool):
         raise _wrong(row, "keep_float", where, "true or false")
     return Score(
@@ -322,6 +357,7 @@ def _score(row: object, where: str, metric: Meaning) -> Score:
             )
             for name in channels
         },
+        is_exact=is_exact,
     )
 
 

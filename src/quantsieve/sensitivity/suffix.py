@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quantsieve.calibrate import Calibration
-from quantsieve.model.execute import Executor
+from quantsieve.model.execute import Affine, Executor
 from quantsieve.plan import Options
 from quantsieve.schemes import Scheme
 from quantsieve.sensitivity.engine import float_outputs as float_outputs
@@ -22,7 +22,7 @@ from quantsieve.sensitivity.engine import kept_integers, open_engine
 from quantsieve.sensitivity.interval import half_width
 from quantsieve.weights import Corrections, constants
 
-VERSION = 2
+VERSION = 3
 SKETCH = 1024  # longest mean error vector kept
 
 
@@ -37,13 +37,30 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Screening:
+    """How far prices were screened (see `screen.py`). is_exact: bool [sources]; spread: float64 [sources], standard
+    deviation of the logarithm of a screened price, 0 for an exact one; checked: int64, sources whose price was both
+    screened and found exactly; rank, spread_checked: their rank correlation and spread, None where none was measured;
+    refusal: why the model cannot be screened."""
+
+    is_exact: np.ndarray
+    spread: np.ndarray
+    checked: np.ndarray
+    rank: float | None
+    spread_checked: float | None
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Prices:
     """errors: float64 [sources, samples], relative squared error of the outputs, higher is worse.
-    mean_vectors: float32 [sources, at most SKETCH], mean over the samples of the error vectors."""
+    mean_vectors: float32 [sources, at most SKETCH], mean over the samples of the error vectors.
+    screening: None where all sources were priced exactly from the start."""
 
     sources: tuple[Source, ...]
     errors: np.ndarray
     mean_vectors: np.ndarray
+    screening: Screening | None = None
 
     @property
     def num_samples(self) -> int:
@@ -67,20 +84,35 @@ class Prices:
 
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper end of the 95 % normal interval of each price, float64 [sources] each."""
-        mean, half = self.mean(), half_width(self.errors)
+        mean, spread = self.mean(), 0.0 if self.screening is None else self.screening.spread
+        half = half_width(self.errors, mean * spread)
         return np.maximum(mean - half, 0.0), mean + half
 
     def rows(self) -> dict[tuple[str, str, str], int]:
         """Number of the row of each source by (kind, owner, form)."""
         return {(source.kind, source.owner, source.form): row for row, source in enumerate(self.sources)}
 
-    def sums(self, layer: str, scheme: str, roots: Sequence[str], form: str) -> np.ndarray:
-        """float64 [samples]: what one layer costs alone, that is the sum of the sources that it switches on: its
-        weights under the scheme, where it has some, and the tensors `roots` in the activation format."""
+    @property
+    def is_exact(self) -> np.ndarray:
+        """bool [sources]: whose prices were found exactly, none of them screened."""
+        return np.ones(len(self.sources), bool) if self.screening is None else self.screening.is_exact
+
+    def switched(self, layer: str, scheme: str, roots: Sequence[str], form: str) -> list[int]:
+        """Rows of the sources that one layer switches on when it is quantized alone: its weights under the scheme,
+        where it has some, and the tensors `roots` in the activation format."""
         row = self.rows()
         found = [row["tensor", root, form] for root in roots]
-        found += [row["weight", layer, scheme]] if ("weight", layer, scheme) in row else []
-        return np.asarray(self.errors[found].sum(axis=0)) if found else np.zeros(self.num_samples)
+        return found + ([row["weight", layer, scheme]] if ("weight", layer, scheme) in row else [])
+
+    def sums(self, layer: str, scheme: str, roots: Sequence[str], form: str) -> np.ndarray:
+        """float64 [samples]: what one layer costs alone, that is the sum of the sources that it switches on."""
+        return np.asarray(self.errors[self.switched(layer, scheme, roots, form)].sum(axis=0))
+
+    def doubt(self, rows: Sequence[int]) -> float:
+        """Standard deviation of the sum of some prices, so far as it comes from screening; samples come on top."""
+        if self.screening is None:
+            return 0.0
+        return float(np.sqrt(np.square(self.errors[rows].mean(axis=1) * self.screening.spread[rows]).sum()))
 
 
 def find_sources(executor: Executor, options: Options, schemes: Sequence[Scheme]) -> tuple[Source, ...]:
@@ -98,6 +130,64 @@ def find_sources(executor: Executor, options: Options, schemes: Sequence[Scheme]
     return tuple(found)
 
 
+class Probes:
+    """Exact prices of single sources on one batch; peak memory: a float pass of the batch and one probe a worker."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        feeds: Mapping[str, np.ndarray],
+        num_samples: int,
+        calibration: Calibration,
+        corrections: Corrections,
+        schemes: Mapping[str, Scheme],
+        workers: int = 1,
+    ):
+        self.executor = executor
+        self.feeds = feeds
+        self.num_samples = num_samples
+        self.calibration = calibration
+        self.workers = workers
+        self._corrections = corrections
+        self._schemes = schemes
+        self._engine = open_engine(executor, feeds, num_samples)
+        self.layers = {layer.name: layer for layer in executor.structure.quantizable}
+        self.reference = self._engine.reference()
+
+    def affine(self, source: Source) -> Affine:
+        """How a source of kind 'tensor' rounds."""
+        return self.calibration.ranges[source.owner].affine(source.form)
+
+    def weights(self, source: Source) -> tuple[np.ndarray, np.ndarray | None]:
+        """Rounded weight and bias of a source of kind 'weight', as floats."""
+        layer = self.layers[source.owner]
+        scheme = self._schemes[source.form]
+        made = kept_integers(self.executor, layer, scheme, self.calibration, self._corrections)
+        bias = made.bias.dequantized() if made.bias is not None else constants(self.executor.graph, layer)[1]
+        return made.weight.dequantized(), bias
+
+    def price(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
+        """(errors, float64 [samples]; mean error vector, float32 [at most SKETCH])."""
+        if source.kind == "tensor":
+            outputs = self._engine.rounded(source.owner, self.affine(source))
+        else:
+            outputs = self._engine.reweighted(self.layers[source.owner], *self.weights(source))
+        variance = self.calibration.output_variance
+        error, vectors = error_vectors(outputs, self.reference, variance, self.num_samples)
+        return error, vectors.mean(axis=0)
+
+    def prices(
+        self, sources: Sequence[Source], tell: Callable[[int], None] = lambda done: None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`price` of some sources, at least one, stacked. tell: is called with the number of sources priced so far."""
+        results = []
+        with ThreadPoolExecutor(max_workers=self.workers) as pool:
+            for result in pool.map(self.price, sources) if self.workers > 1 else map(self.price, sources):
+                results.append(result)
+                tell(len(results))
+        return np.stack([error for error, _ in results]), np.stack([mean for _, mean in results])
+
+
 def scan_batch(
     executor: Executor,
     feeds: Mapping[str, np.ndarray],
@@ -109,40 +199,42 @@ def scan_batch(
     workers: int = 1,
     tell: Callable[[int], None] = lambda done: None,
 ) -> Prices:
-    """Exact prices of all sources on one batch; peak memory: a float pass of the batch and one probe a worker.
-
-    tell: is called with the number of sources priced so far.
-    """
-    engine = open_engine(executor, feeds, num_samples)
-    reference = engine.reference()
-    layers = {layer.name: layer for layer in executor.structure.quantizable}
-
-    def probe(source: Source) -> tuple[np.ndarray, np.ndarray]:
-        if source.kind == "tensor":
-            outputs = engine.rounded(source.owner, calibration.ranges[source.owner].affine(source.form))
-        else:
-            layer = layers[source.owner]
-            made = kept_integers(executor, layer, schemes[source.form], calibration, corrections)
-            bias = made.bias.dequantized() if made.bias is not None else constants(executor.graph, layer)[1]
-            outputs = engine.reweighted(layer, made.weight.dequantized(), bias)
-        error, vectors = error_vectors(outputs, reference, calibration.output_variance, num_samples)
-        return error, vectors.mean(axis=0)
-
-    results = []
-    with ThreadPoolExecutor(max_workers=workers) as pool:
-        for result in pool.map(probe, sources) if workers > 1 else map(probe, sources):
-            results.append(result)
-            tell(len(results))
-    errors = np.stack([error for error, _ in results])
-    return Prices(tuple(sources), errors, np.stack([mean for _, mean in results]))
+    """Exact prices of all sources on one batch."""
+    probes = Probes(executor, feeds, num_samples, calibration, corrections, schemes, workers)
+    return Prices(tuple(sources), *probes.prices(sources, tell))
 
 
 def join(parts: Sequence[Prices]) -> Prices:
     """One fact from the batches of a scan, in their order."""
     counts = np.asarray([part.num_samples for part in parts], np.float64)
-    means = sum(part.mean_vectors * count for part, count in zip(parts, counts, strict=True)) / counts.sum()
+    width = max(part.mean_vectors.shape[1] for part in parts)
+    vectors = (padded(part.mean_vectors, width) for part in parts)
+    means = sum(found * count for found, count in zip(vectors, counts, strict=True)) / counts.sum()
     errors = np.concatenate([part.errors for part in parts], axis=1)
-    return Prices(parts[0].sources, errors, np.asarray(means, np.float32))
+    return Prices(parts[0].sources, errors, np.asarray(means, np.float32), _join_screenings(parts, counts))
+
+
+def _join_screenings(parts: Sequence[Prices], counts: np.ndarray) -> Screening | None:
+    """Batches share the checked sources, so that their spreads are alike rather than independent."""
+    found = [part.screening for part in parts if part.screening is not None]
+    if not found:
+        return None
+    spreads = [part.screening.spread * count for part, count in zip(parts, counts, strict=True) if part.screening]
+    ranks = [screening.rank for screening in found if screening.rank is not None]
+    checked = [screening.spread_checked for screening in found if screening.spread_checked is not None]
+    return Screening(
+        is_exact=np.logical_and.reduce([part.is_exact for part in parts]),
+        spread=np.asarray(sum(spreads) / counts.sum()),
+        checked=found[0].checked,
+        rank=min(ranks, default=None),
+        spread_checked=max(checked, default=None),
+        refusal=found[0].refusal,
+    )
+
+
+def padded(vectors: np.ndarray, width: int) -> np.ndarray:
+    """Vectors with zeros behind them up to `width`; same lengths."""
+    return np.pad(vectors, ((0, 0), (0, width - vectors.shape[1])))
 
 
 def error_vectors(
