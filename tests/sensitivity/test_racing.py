@@ -23,21 +23,25 @@ def test_an_open_order_asks_for_more_samples_until_it_is_clear():
     assert not is_settled(few) and is_settled(np.tile(few, 100))
 
 
-def test_layers_that_are_alike_need_no_order():
-    both = scores([1.0, 1.01], 0.001, 8)
-    assert is_settled(both) and is_settled(both[::-1])
+def test_the_order_of_two_that_are_alike_among_many_may_stay_open():
+    many = scores([2.0**index for index in range(12)], 0.05, 8)
+    pair = scores([100.0, 100.0], 0.05, 8, seed=1)
+    assert is_settled(np.concatenate([many, pair]))
+    assert not is_settled(pair)
 
 
 def test_a_score_that_is_not_known_is_not_settled():
-    wild = np.random.default_rng(1).lognormal(0, 3, (1, 8))
+    wild = np.random.default_rng(1).lognormal(0, 6, (1, 8))
     assert not is_settled(wild)
 
 
-def test_what_happens_below_the_top_does_not_matter():
-    top = scores([100.0, 50.0], 0.05, 8)
-    tail = scores([1.0, 1.05, 1.1], 0.5, 8)
-    assert is_settled(np.concatenate([tail, top]), top=2)
-    assert not is_settled(np.concatenate([tail, top]), top=4)
+def test_the_worst_are_known_but_for_one_of_them():
+    """Neighbours around the end of the top swap freely; two pairs of them are one too many."""
+    clear = scores([2.0**index for index in range(40)], 0.01, 8)
+    ends = scores([2.0**30, 2.0**30], 0.3, 8, seed=1)
+    assert is_settled(np.concatenate([clear, ends[:1]]), top=10)
+    wide = scores([2.0**30] * 5, 0.3, 8, seed=2)
+    assert not is_settled(np.concatenate([clear, wide]), top=12)
 
 
 def test_samples_that_are_hard_for_all_layers_do_not_hide_the_order():

@@ -294,9 +294,10 @@ def test_a_race_does_not_end_on_an_order_that_the_screen_leaves_open():
     draw = np.random.default_rng(0)
     rows = np.asarray([8.0, 6.0, 1.0])[:, None] * (1 + 0.05 * draw.standard_normal((3, LOOKS[0])))
     assert is_settled(rows, doubts=np.zeros(3))
-    assert is_settled(rows, top=1, doubts=np.asarray([0.1, 0.1, 5.0]))
-    assert not is_settled(rows, doubts=np.asarray([0.7, 0.7, 0.0]))
-    assert not is_settled(rows[::-1], doubts=np.asarray([0.0, 0.7, 0.7]))
+    assert is_settled(rows, doubts=np.asarray([0.1, 0.1, 0.1]))
+    assert not is_settled(rows, doubts=np.asarray([0.1, 0.1, 5.0]))
+    assert not is_settled(rows, doubts=np.asarray([2.0, 2.0, 0.0]))
+    assert not is_settled(rows[::-1], doubts=np.asarray([0.0, 2.0, 2.0]))
 
 
 # --- models of other shapes -----------------------------------------------------------------------------------------

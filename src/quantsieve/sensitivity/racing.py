@@ -36,7 +36,8 @@ def is_settled(sums: np.ndarray, top: int = TOP, doubts: np.ndarray | None = Non
         return False
     draw = np.random.default_rng(0)
     weights = draw.multinomial(samples, np.full(samples, 1 / samples), _DRAWS) / samples
-    drawn = weights @ sums.T + draw.standard_normal((_DRAWS, rows)) * beside
+    moved = (weights @ sums.T - means) * np.sqrt(samples / (samples - 1))  # draws from few samples spread too little
+    drawn = means + moved + draw.standard_normal((_DRAWS, rows)) * beside
     wanted, found = _ranks(means[None]), _ranks(drawn)
     shared = ((found < len(worst)) & (wanted < len(worst))).sum(axis=1)
     is_same = (_correlations(found, wanted) >= RANK) & (shared >= min(len(worst), max(1, len(worst) - 1)))
