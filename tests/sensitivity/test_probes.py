@@ -130,10 +130,12 @@ def test_progress_is_told_probe_by_probe(setup):
     assert told == list(range(1, len(alone(setup.choices)) + 1))
 
 
-def test_a_task_that_needs_labels_says_so_before_anything_runs(setup):
+@pytest.mark.parametrize(("labels", "words"), [(None, "labels for the task"), ([1, 2, 9], "labels from 0 to 6")])
+def test_labels_that_a_task_cannot_use_are_told_before_anything_runs(setup, labels, words):
     told = []
-    with pytest.raises(InputError, match="labels"):
-        setup.probe([metrics.get("accuracy")], tell=told.append)
+    batch = Batch(setup.feeds, COUNT, None if labels is None else np.array(labels))
+    with pytest.raises(InputError, match=words):
+        setup.probe([metrics.get("accuracy")], batch, tell=told.append)
     assert told == []
 
 
