@@ -40,19 +40,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with ExitStack() as stack:
             made = options.environments or stack.enter_context(tempfile.TemporaryDirectory(prefix="quantsieve-peers-"))
             for model in options.models:
-                rows = list(measure(model, options.zoo, Path(made), options.peers, options.limit))
-                document = {
-                    "schema": 1,
-                    "environment": environment(),
-                    "load": os.getloadavg(),
-                    "limit_s": options.limit,
-                    "rows": [asdict(row) for row in rows],
-                }
-                text = json.dumps(document, indent=1) + "\n"
-                (options.out / f"{model}.json").write_text(text, encoding="utf-8")
+                rows = []
+                for row in measure(model, options.zoo, Path(made), options.peers, options.limit):
+                    rows.append(row)
+                    save(options.out / f"{model}.json", rows, options.limit)
     text = "\n".join(f"## {model}\n\n{table(rows)}" for model, rows in load_rows(options.out).items())
     (options.out / "table.md").write_text(text, encoding="utf-8")
     print(text, end="")
+
+
+def save(path: Path, rows: Sequence[Row], limit_s: float) -> None:
+    """The rows so far, for a run that is broken off."""
+    document = {
+        "schema": 1,
+        "environment": environment(),
+        "load": os.getloadavg(),
+        "limit_s": limit_s,
+        "rows": [asdict(row) for row in rows],
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def measure(model: str, zoo: Path, environments: Path, peers: Sequence[str], limit_s: float) -> Iterator[Row]:
