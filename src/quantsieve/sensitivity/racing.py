@@ -1,10 +1,10 @@
 """When a scan has seen enough samples: the ranking is settled, and so are its worst scores.
 
 Scores are looked at after 8, 16, 24, ... samples, and 200 times anew on as many samples drawn from those with
-replacement (Efron's bootstrap, which keeps what layers share sample by sample). The ranking is settled when 95 % of the
-draws rank the layers as all samples do, to a correlation of at least `RANK`, and agree on all but one of the `TOP` worst
-layers: that much of the order may still be chance. A worst score is settled when its 95 % interval leaves out 0. Where
-scores are screened, what that leaves open is part of the draws, and no number of samples takes it away.
+replacement (Efron's bootstrap, which keeps what layers share sample by sample). The ranking is settled when 95 % of
+the draws rank the layers as all samples do, to a correlation of at least `RANK`, and agree on all but one of the `TOP`
+worst layers: that much of the order may still be chance. A worst score is settled when its 95 % interval leaves out 0.
+Where scores are screened, what that leaves open is part of the draws, and no number of samples takes it away.
 """
 
 import numpy as np
