@@ -357,6 +357,7 @@ def test_tune_hands_every_option_on(door, tmp_path):
         "weight_type": "u8",
         "bias_correction": False,
         "samples": 16,
+        "screen": "auto",
         "max_samples": 500,
     }
 

@@ -51,7 +51,7 @@ def scan(
 
     mode: 'alone' scores each layer quantized alone; 'rescue' what its return to float takes away from the error of the
     fully quantized model. samples: how many the scores are means over; None races: samples are added, 64 at most,
-    while the order of the ten worst layers or one of their scores is open ('rescue' takes 32). screen: 'auto' estimates
+    while their ranking or one of the worst scores is open ('rescue' takes 32). screen: 'auto' estimates
     most scores from gradients where a graph has some hundred sources of noise, 'on' wherever it can, 'off' never.
 
     metric: `relative_mse`, whose scores add up and are what the search takes; mse, sqnr, kl_div, cos, top1, top5,

@@ -36,7 +36,7 @@ def open_job(job: Job) -> tuple[Bench, dict[str, tuple[str, ...]]]:
     samples = [(feed, 1) for feed in harness.feeds(job.samples, 1)]
     bench = bench_of(job.model.parent.name, prepared, calibration, samples, LOOKS[0], SCHEME)
     layers = find_structure(bench.graph).layers
-    return bench, original_nodes(Graph(given), layers, dict(notes.given_names))
+    return bench, original_nodes(Graph(given), bench.graph, layers, dict(notes.given_names))
 
 
 def layer_sources(bench: Bench, kinds: tuple[str, ...]) -> dict[str, tuple[Source, ...]]:

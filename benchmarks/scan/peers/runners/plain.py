@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 
 import harness
-import onnx_ir as ir
 from benchmarks.scan.bench import Bench
 from benchmarks.scan.loops import GUARDS, divergence, fake_quantized, requantized, whole_run
 from harness import Clock, Job, Record
@@ -40,7 +39,7 @@ def anew(bench: Bench, layer: str, sources: tuple[Source, ...]) -> bytes:
 def written(bench: Bench, layer: str, sources: tuple[Source, ...]) -> bytes:
     structure, known = find_structure(bench.graph), by_name([bench.scheme])
     parts = Ingredients(bench.graph, structure, bench.calibration, NO_CORRECTIONS, known)
-    return ir.to_proto(write_plan(parts, Plan({layer: bench.scheme.name}))).SerializeToString()
+    return write_plan(parts, Plan({layer: bench.scheme.name})).SerializeToString()
 
 
 def work(make: Make, disabled: tuple[str, ...], kinds: tuple[str, ...], job: Job, record: Record) -> None:
