@@ -91,6 +91,7 @@ def test_without_a_layer_of_the_worst_ten_no_share_of_them_is_told():
 
 def test_gaps_are_shares_of_the_exact_score():
     assert score_gaps({"a": 1.1, "b": 2.0, "c": 1.5}, {"a": 1.0, "b": 2.0, "c": 1.0}) == pytest.approx((0.1, 0.5))
+    assert score_gaps({"a": 1.1, "b": 2.0}, {"a": 1.0, "b": 0.0}) == pytest.approx((0.1, 0.1))  # none of nothing
 
 
 def test_costs_are_told_in_float_passes_of_the_own_process_and_as_ratios():

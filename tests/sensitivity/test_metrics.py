@@ -49,6 +49,27 @@ def test_decisions_at_every_place_are_averaged():
     assert metrics.top1(before, after) == 0.25
 
 
+def test_indecision_is_what_the_divergence_of_small_equal_errors_is_in_proportion_to():
+    draw = np.random.default_rng(0)
+    y = draw.normal(0, 3, (40, 6)).astype(np.float32)
+    errors = draw.normal(0, 0.01, (3000, 1, 6)).astype(np.float32)
+    divergences = np.mean([metrics.kl_div(y, y + error) for error in errors], axis=0)
+    rates = divergences / metrics.indecision(y)
+    np.testing.assert_allclose(rates, np.median(rates), rtol=0.2)
+    p = np.exp(y) / np.exp(y).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(metrics.indecision(p), metrics.indecision(y), rtol=1e-3, atol=1e-6)
+
+
+def test_a_sure_model_is_not_exposed_and_one_that_knows_nothing_most():
+    y = np.array([[90.0, 0, 0, 0], [0, 0, 0, 0], [5, 5, -90, -90]], np.float32)
+    np.testing.assert_allclose(metrics.indecision(y), [0, 0.75, 0.5], atol=1e-6)
+    measure = metrics.get("kl_div")
+    boxes = np.zeros((3,), np.float32)  # without an axis of classes: not compared, so not counted
+    np.testing.assert_allclose(metrics.exposures(measure, {"a": y, "b": boxes}), [0, 0.75, 0.5], atol=1e-6)
+    np.testing.assert_allclose(metrics.exposures(measure, {"a": y, "b": y[[0, 0, 0]]}), [0, 0.375, 0.25], atol=1e-6)
+    assert metrics.exposures(metrics.get("mse"), {"a": y}) is None
+
+
 @given(scores)
 def test_no_change_costs_nothing(y):
     for name in ERRORS:

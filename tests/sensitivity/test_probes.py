@@ -16,6 +16,7 @@ from quantsieve.schemes._static import by_name
 from quantsieve.search.prices import forced_tensors
 from quantsieve.sensitivity import engine, metrics, optimized, probes
 from quantsieve.sensitivity.engine import kept_weights
+from quantsieve.sensitivity.interval import rank_correlation
 from quantsieve.sensitivity.probes import Batch, probe_batch
 from quantsieve.sensitivity.ranking import Choice, alone
 from quantsieve.weights import NO_CORRECTIONS, Ingredients
@@ -262,6 +263,21 @@ def test_a_race_by_a_metric_ends_when_the_order_is_settled(small_model, small_da
     search = api.scan(small_model, small_data, metric=open_to_the_end, workers=1).num_samples
     assert search > 8
     assert api.scan(small_model, small_data, metric="sqnr").num_samples in (8, 16, 32, 64, search)
+
+
+def test_a_race_by_divergence_probes_first_where_the_model_is_least_sure(small_model, small_data):
+    whole = api.scan(small_model, small_data, metric="kl_div", samples=24, per_output=True)
+    raced = api.scan(small_model, small_data, metric="kl_div", per_output=True)  # 24 samples are all there are
+    assert 8 <= raced.num_samples < 24
+    note = next(note for note in raced.notes if "least sure" in note)
+    assert f"the {raced.num_samples} of which" in note and "means over 24 samples" in note
+    exact = {(row.layer, row.scheme): row for row in whole.layers}
+    rows = {(row.layer, row.scheme): row for row in raced.layers}
+    assert rank_correlation(*(np.asarray([found[key].value for key in exact]) for found in (exact, rows))) > 0.95
+    for key, row in rows.items():
+        assert row.low <= exact[key].value <= row.high
+        assert list(row.outputs.values()) == pytest.approx([row.value])  # of the one output, foretold likewise
+    assert not any("least sure" in note for note in whole.notes)
 
 
 def test_the_weights_of_both_errors_rank_the_tensors(small_model, small_data):

@@ -5,7 +5,7 @@ import pytest
 
 from quantsieve import api
 from quantsieve.errors import UsageError
-from quantsieve.sensitivity.racing import LOOKS, is_settled
+from quantsieve.sensitivity.racing import LOOKS, foretold, is_settled, looks
 
 
 def scores(means, spread, count, seed=0):
@@ -66,6 +66,60 @@ def test_a_race_stops_wrongly_in_few_of_many(monkeypatch):
                 wrong += seen[0].mean() < seen[1].mean()
                 break
     assert wrong <= 0.05 * 400, (wrong, raced)
+
+
+FALLING = np.sort(np.random.default_rng(7).uniform(0, 1, 64) ** 3)[::-1]  # exposures of 64 samples
+
+
+def test_looks_end_with_all_samples_and_begin_where_two_thirds_of_the_exposure_are_probed():
+    assert looks(20) == (8, 16, 20) and looks(64) == LOOKS and looks(5) == (5,)
+    first, *_, last = found = looks(64, FALLING)
+    assert FALLING[:first].sum() >= 2 / 3 * FALLING.sum() > FALLING[: first - 1].sum()
+    assert last == 64 and set(np.diff(found)[:-1]) == {8}
+    assert looks(64, np.eye(64)[0])[0] == 8 and looks(6, np.zeros(6)) == (6,)
+
+
+def test_values_in_proportion_to_the_exposures_are_foretold_without_a_doubt():
+    whole = np.asarray([3.0, 1.0, 0.0])[:, None] * FALLING.clip(1e-3 * FALLING.mean())
+    found, doubts = foretold(whole[:, :8], FALLING)
+    np.testing.assert_allclose(found, whole, atol=1e-12)
+    np.testing.assert_allclose(doubts, 0, atol=1e-12)
+
+
+def test_what_is_foretold_lies_within_the_doubt_that_is_told():
+    """Rates of any spread, the same for exposed samples and for others: two doubts hold 95 % of the true means."""
+    inside, total = 0, 0
+    for seed in range(40):
+        rates = np.random.default_rng(seed).gamma(2.0, 1.0, (20, 64))
+        whole = rates * FALLING.clip(1e-3 * FALLING.mean())
+        found, doubts = foretold(whole[:, : looks(64, FALLING)[0]], FALLING)
+        inside += int((abs(found.mean(axis=1) - whole.mean(axis=1)) <= 2 * doubts).sum())
+        total += len(whole)
+    assert 0.85 <= inside / total < 0.999
+
+
+def test_a_foretold_race_ends_early_only_when_the_rest_cannot_change_the_order():
+    settled = 0
+    for seed in range(60):
+        draw = np.random.default_rng(seed)
+        whole = 1.25 ** np.arange(30)[:, None] * draw.gamma(1.0, 1.0, (30, 64)) * FALLING
+        for look in looks(64, FALLING)[:-1]:
+            if not is_settled(whole[:, :look], exposures=FALLING):
+                continue
+            settled += 1
+            means, seen = whole.mean(axis=1), foretold(whole[:, :look], FALLING)[0].mean(axis=1)
+            assert np.corrcoef(means.argsort().argsort(), seen.argsort().argsort())[0, 1] > 0.93
+            assert len({*means.argsort()[-10:]} & {*seen.argsort()[-10:]}) >= 9
+            break
+    assert settled >= 40
+    alike = np.random.default_rng(1).gamma(0.3, 1.0, (30, 64)) * FALLING
+    assert not is_settled(alike[:, : looks(64, FALLING)[0]], exposures=FALLING)
+
+
+def test_what_no_sample_tells_keeps_a_foretold_race_open_too():
+    whole = 1.25 ** np.arange(30)[:, None] * FALLING[None, :8]
+    assert is_settled(whole, exposures=FALLING)
+    assert not is_settled(whole, doubts=whole.mean(axis=1), exposures=FALLING)
 
 
 def test_the_scan_races_unless_samples_are_asked_for(small_model, small_data):

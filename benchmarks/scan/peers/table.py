@@ -85,7 +85,7 @@ def alike(scores: Mapping[str, float], exact: Mapping[str, float]) -> tuple[floa
 
 def score_gaps(scores: Mapping[str, float], exact: Mapping[str, float]) -> tuple[float, float]:
     """Median and largest of |score / exact score - 1| over the common layers."""
-    gaps = [abs(scores[layer] / exact[layer] - 1) for layer in exact if layer in scores]
+    gaps = [abs(scores[layer] / exact[layer] - 1) for layer in exact if layer in scores and exact[layer]]
     return float(np.median(gaps)), float(max(gaps))
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -18,14 +19,14 @@ from quantsieve.run.line import Feeds, Line
 from quantsieve.run.progress import Step
 from quantsieve.run.trials import Trials
 from quantsieve.search.prices import forced_tensors
-from quantsieve.sensitivity import metrics, probes, rescue
+from quantsieve.sensitivity import metrics, probes, racing, rescue
 from quantsieve.sensitivity.engine import refusal
 from quantsieve.sensitivity.local import TensorRow, check_weights, rows, tensor_errors
 from quantsieve.sensitivity.metrics import LOWER, METRICS, Meaning, Measure, no_channels
 from quantsieve.sensitivity.origin import original_nodes
 from quantsieve.sensitivity.places import find_places
 from quantsieve.sensitivity.probes import Batch, Probes, join, probe_batch
-from quantsieve.sensitivity.racing import LOOKS, is_settled
+from quantsieve.sensitivity.racing import is_settled
 from quantsieve.sensitivity.ranking import (
     Choice,
     Refused,
@@ -128,10 +129,13 @@ def _probed(line: Line, choices: Sequence[Choice], measure: Measure, scoring: Sc
     """(rows, number of samples) of a metric other than the prices."""
     parts, labels = line.parts(), line.samples.labels
     rows, total = len(alone(choices)), len(line.scan_indices)
+    indices, exposures = line.scan_indices, None
+    if scoring.is_race and measure.exposure is not None:
+        indices, exposures = _most_exposed_first(line, measure)
+    looks = racing.looks(total, exposures) if scoring.is_race else (total,)
     found: list[Probes] = []
     done, start = 0, time.perf_counter()
-    limit = min(line.batch, LOOKS[0]) if scoring.is_race else line.batch
-    for part, feeds in batches(line.samples, line.scan_indices, limit):
+    for part, feeds in _between(line, indices, looks):
 
         def tell(number: int, done: int = done, count: int = len(part)) -> None:
             share = (done + count * number / rows) / total
@@ -151,11 +155,36 @@ def _probed(line: Line, choices: Sequence[Choice], measure: Measure, scoring: Sc
         )
         found.append(line.fact("probes", key, Probes, compute) if _is_lasting(measure) else compute())
         done += len(part)
-        if scoring.is_race and done in LOOKS and _is_settled(measure.meaning, join(found).totals):
+        if done in looks[:-1] and _is_settled(measure.meaning, join(found).totals, exposures):
             break
     whole = join(found)
-    outputs = whole.outputs if scoring.has_outputs else {}
-    return rank_values(choices, measure.meaning, whole.totals, outputs, whole.channels), done
+    totals, outputs, doubts = whole.totals, whole.outputs if scoring.has_outputs else {}, None
+    if exposures is not None and done < total:
+        totals, doubts = racing.foretold(totals, exposures)
+        outputs = {name: racing.foretold(array, exposures)[0] for name, array in outputs.items()}
+        share = exposures[:done].sum() / exposures.sum()
+        line.notes.append(
+            f"the scores are means over {total} samples: over the {done} of which the float model is least sure, where "
+            f"{share:.0%} of the divergence is to be expected, as probed, over the others as foretold from those; "
+            "--samples probes all"
+        )
+    return rank_values(choices, measure.meaning, totals, outputs, whole.channels, doubts), done
+
+
+def _most_exposed_first(line: Line, measure: Measure) -> tuple[np.ndarray, np.ndarray]:
+    """(indices of the scan samples, their exposures), the greatest first; one pass of the float model."""
+    line.progress(Step("sensitivity", "float outputs, to begin with the samples of which the model is least sure"))
+    fed = batches(line.samples, line.scan_indices, line.batch)
+    found = [probes.exposures(line.executor, Batch(feeds, len(part)), measure) for part, feeds in fed]
+    exposures = np.concatenate([part for part in found if part is not None])
+    order = np.argsort(-exposures, kind="stable")
+    return line.scan_indices[order], exposures[order]
+
+
+def _between(line: Line, indices: np.ndarray, looks: Sequence[int]) -> Iterator[tuple[np.ndarray, Feeds]]:
+    """Batches that end where a look is."""
+    for begin, end in pairwise((0, *looks)):
+        yield from batches(line.samples, indices[begin:end], line.batch)
 
 
 def _settings(line: Line) -> dict[str, object]:
@@ -173,11 +202,11 @@ def _is_lasting(measure: Measure) -> bool:
     return measure is own or type(measure.compare).__module__.startswith("quantsieve.tasks")
 
 
-def _is_settled(meaning: Meaning, totals: np.ndarray) -> bool:
+def _is_settled(meaning: Meaning, totals: np.ndarray, exposures: np.ndarray | None) -> bool:
     """A race takes shares of a score: decibels are none, so it is run on the noise that they stand for."""
     values = 10 ** (-totals / 10) if meaning.direction == LOWER else totals
     with np.errstate(invalid="ignore"):
-        return is_settled(values)
+        return is_settled(values, exposures=exposures)
 
 
 def _scan_notes(line: Line, layers: Sequence[Score]) -> Iterator[str]:

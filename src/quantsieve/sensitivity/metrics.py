@@ -59,6 +59,8 @@ class Measure:
     compare: Metric | Task
     needs_classes: bool = False
     has_channels: bool = False  # whether its value of one channel alone means something
+    # Of a float output, [n, ...] -> float64 [n]: what the values of the samples are in proportion to, for errors alike.
+    exposure: Callable[[np.ndarray], np.ndarray] | None = None
 
 
 def mse(reference: np.ndarray, perturbed: np.ndarray) -> np.ndarray:
@@ -85,6 +87,17 @@ def kl_div(reference: np.ndarray, perturbed: np.ndarray) -> np.ndarray:
     p, q = np.maximum(before, _TINY), np.maximum(np.where(np.isfinite(after), after, 0.0), _TINY)
     values = (p * (np.log(p) - np.log(q))).sum(axis=-1).reshape(len(p), -1).mean(axis=1)
     return np.where(bad, np.inf, np.maximum(values, 0.0))
+
+
+def indecision(reference: np.ndarray) -> np.ndarray:
+    """1 - sum p^2 of the float distribution, mean over the decisions, float64 [n] in 0..1: the Gini-Simpson index.
+
+    A small error d of the logits has a divergence of d' (diag(p) - p p') d / 2; of errors alike and independent in all
+    classes the mean is in proportion to the trace, which this is.
+    """
+    scores = _scores(reference).astype(np.float64)
+    p = scores if is_distribution(scores) else _softmax(np.where(np.isfinite(scores), scores, 0.0))
+    return np.asarray((1.0 - np.square(p).sum(axis=-1)).clip(0.0, 1.0).reshape(len(p), -1).mean(axis=1))
 
 
 def cos(reference: np.ndarray, perturbed: np.ndarray) -> np.ndarray:
@@ -123,7 +136,7 @@ def max_abs(reference: np.ndarray, perturbed: np.ndarray) -> np.ndarray:
 def _built_in(function: Metric, text: str, unit: str, direction: str = HIGHER) -> Measure:
     needs_classes = function in (kl_div, top1, top5)
     meaning = Meaning(function.__name__, text, unit, direction, direction == HIGHER)
-    return Measure(meaning, function, needs_classes, not needs_classes)
+    return Measure(meaning, function, needs_classes, not needs_classes, indecision if function is kl_div else None)
 
 
 _OUTPUT_UNIT = "the output's unit"
@@ -189,6 +202,14 @@ def values(measure: Measure, reference: Arrays, perturbed: Arrays, labels: np.nd
         name: _limited(measure, apply(measure.compare, reference[name], perturbed[name]))
         for name in _compared(reference, measure.needs_classes)
     }
+
+
+def exposures(measure: Measure, reference: Arrays) -> np.ndarray | None:
+    """Of each sample, float64 [n], the mean over the outputs that the metric compares; None where it tells none.
+    Raises InputError when no output can be compared."""
+    if measure.exposure is None:
+        return None
+    return np.mean([measure.exposure(reference[name]) for name in _compared(reference, measure.needs_classes)], axis=0)
 
 
 def no_channels(measure: Measure) -> UsageError:

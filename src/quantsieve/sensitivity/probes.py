@@ -113,6 +113,12 @@ def _table(rows: Sequence[tuple[Arrays, Arrays]]) -> Probes:
     )
 
 
+def exposures(executor: Executor, batch: Batch, measure: Measure) -> np.ndarray | None:
+    """How much the metric may move at each sample, float64 [samples], by the float outputs; None: it does not tell."""
+    found = open_engine(executor, batch.feeds, batch.num_samples).reference()
+    return metrics.exposures(measure, {name: _by_sample(array, batch.num_samples) for name, array in found.items()})
+
+
 def _by_sample(array: np.ndarray, num_samples: int) -> np.ndarray:
     """[samples, ...]; an output without such an axis belongs to one sample, one with more rows has several a sample."""
     if array.ndim and array.shape[0] == num_samples:

@@ -121,27 +121,29 @@ def rank_values(
     totals: np.ndarray,
     outputs: Mapping[str, np.ndarray],
     channels: Mapping[str, np.ndarray],
+    doubts: np.ndarray | None = None,
 ) -> tuple[Score, ...]:
     """Rows by a metric's values of each layer alone, the worst first; without parts.
 
     All as in `alone`, in the unit and direction of the metric. totals: float64 [rows, samples]. outputs: by name,
-    float64 [rows, samples]; channels: by name of the output, float64 [rows, channels]: what rows tell beside.
+    float64 [rows, samples]; channels: by name of the output, float64 [rows, channels]: what rows tell beside. doubts:
+    float64 [rows], standard deviation of each mean that does not come from the samples; None: 0.
     """
     least = 0.0 if meaning.is_error else -math.inf
     found = []
     for row, (choice, scheme) in enumerate(alone(choices)):
         score = replace(
-            _score(choice, scheme, totals[row], least),
+            _score(choice, scheme, totals[row], least, doubt := 0.0 if doubts is None else float(doubts[row])),
             outputs={name: float(array[row].mean()) for name, array in outputs.items()},
             channels={name: tuple(array[row].tolist()) for name, array in channels.items()},
         )
-        found.append((score, meaning.worse(totals[row]), 0.0))
+        found.append((score, meaning.worse(totals[row]), doubt))
     return _ordered(found)
 
 
-def _score(choice: Choice, scheme: str, sums: np.ndarray, least: float = 0.0) -> Score:
+def _score(choice: Choice, scheme: str, sums: np.ndarray, least: float = 0.0, doubt: float = 0.0) -> Score:
     value = float(sums.mean())
-    half = float(half_width(sums)) if math.isfinite(value) else 0.0
+    half = float(half_width(sums, doubt)) if math.isfinite(value) else 0.0
     return Score(
         layer=choice.layer.name,
         scheme=scheme,

@@ -1,7 +1,7 @@
 """Quantsieve's own scan: each layer quantized alone, all that it switches on together, KL divergence of the outputs.
 
-`exact` runs all samples; `raced` looks after 8, 16, ... samples whether the order of the worst layers is settled. The
-rows of the weights leave activations float. Runs in Quantsieve's own environment.
+`exact` runs all samples; `raced` those first of which the float model is least sure, until the others would leave the
+order as it is. The rows of the weights leave activations float. Runs in Quantsieve's own environment.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from quantsieve.model.load import load_model
 from quantsieve.model.prepare import prepare
 from quantsieve.model.units import find_structure
 from quantsieve.sensitivity.engine import kept_weights, open_engine
-from quantsieve.sensitivity.metrics import kl_div
+from quantsieve.sensitivity.metrics import METRICS, exposures, kl_div
 from quantsieve.sensitivity.origin import original_nodes
-from quantsieve.sensitivity.racing import LOOKS, is_settled
+from quantsieve.sensitivity.racing import LOOKS, foretold, is_settled, looks
 from quantsieve.sensitivity.suffix import Source
 from quantsieve.weights import NO_CORRECTIONS
 
@@ -64,6 +64,25 @@ def probe_batch(
     return np.stack(rows)
 
 
+def _raced(bench: Bench, executor: Executor, sources: Mapping[str, tuple[Source, ...]]) -> tuple[np.ndarray, int]:
+    """(values of all samples, float64 [layers, samples], number that was probed); the others foretold, as in `scan`."""
+    sizes = [exposures(METRICS["kl_div"], open_engine(executor, *batch).reference()) for batch in bench.batches]
+    exposed = np.concatenate([part for part in sizes if part is not None])
+    order = np.argsort(-exposed, kind="stable")
+    singles = [
+        {name: array[i : i + 1] for name, array in feeds.items()} for feeds, n in bench.batches for i in range(n)
+    ]
+    values = np.zeros((len(sources), 0))
+    for end in (numbers := looks(len(order), exposed[order])):
+        for start in range(values.shape[1], end, LOOKS[0]):
+            part = [singles[index] for index in order[start : min(end, start + LOOKS[0])]]
+            batch = {name: np.concatenate([feeds[name] for feeds in part]) for name in part[0]}, len(part)
+            values = np.concatenate([values, probe_batch(bench, executor, batch, sources)], axis=1)
+        if end != numbers[-1] and is_settled(values, exposures=exposed[order]):
+            break
+    return foretold(values, exposed[order])[0], values.shape[1]
+
+
 def work(kinds: tuple[str, ...], is_race: bool, job: Job, record: Record) -> None:
     clock = Clock()
     bench, nodes = open_job(job)
@@ -71,13 +90,12 @@ def work(kinds: tuple[str, ...], is_race: bool, job: Job, record: Record) -> Non
     sources = layer_sources(bench, kinds)
     record.setup_cpu_s, record.probes, record.timed = clock.read(), len(sources), len(sources)
     clock = Clock()
-    parts: list[np.ndarray] = []
-    for batch in bench.batches:
-        parts.append(probe_batch(bench, executor, batch, sources))
-        values = np.concatenate(parts, axis=1)
-        if is_race and values.shape[1] in LOOKS and is_settled(values):
-            break
-    record.probe_cpu_s, record.samples = clock.read(), values.shape[1]
+    if is_race:
+        values, probed = _raced(bench, executor, sources)
+    else:
+        values = np.concatenate([probe_batch(bench, executor, batch, sources) for batch in bench.batches], axis=1)
+        probed = values.shape[1]
+    record.probe_cpu_s, record.samples = clock.read(), probed
     record.scores = dict(zip(sources, values.mean(axis=1).tolist(), strict=True))
     record.nodes = {layer: list(names) for layer, names in nodes.items()}
 
