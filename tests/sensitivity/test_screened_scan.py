@@ -13,6 +13,7 @@ from scipy.stats import spearmanr
 import quantsieve.cli
 from quantsieve import api
 from quantsieve.errors import InputError, UsageError
+from quantsieve.model import aside
 from quantsieve.run.spec import Settings
 from quantsieve.sensitivity.scan_document import Screen, parse_scan, scan_text
 
@@ -39,6 +40,14 @@ def test_a_screened_scan_ranks_as_the_exact_one(both):
     screened, exact = ({row.layer: row.value for row in scan.layers} for scan in both)
     assert spearmanr([screened[layer] for layer in exact], list(exact.values())).statistic > 0.98
     assert [row.layer for row in both[0].layers[:5]] == [row.layer for row in both[1].layers[:5]]
+
+
+def test_weights_in_files_are_screened_like_those_in_memory(model, data, both, monkeypatch):
+    monkeypatch.setattr(aside, "LARGE", 256)
+    found = api.scan(model, data, samples=8, schemes=["int8"], screen="on")
+    assert found.screen == both[0].screen and found.screen.screened > 0
+    assert [row.layer for row in found.layers] == [row.layer for row in both[0].layers]
+    assert [row.value for row in found.layers] == pytest.approx([row.value for row in both[0].layers], rel=1e-3)
 
 
 def test_rows_and_document_say_what_is_exact(both):

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from tempfile import TemporaryFile
 from types import MappingProxyType
 from typing import IO
@@ -86,6 +87,7 @@ class Piece:
     """A part of the graph as a session: all its reads as inputs, apart from the constants that it holds.
 
     given: inputs of the session that are fed with the same arrays in every run; they count as no inputs of the piece.
+    folder: where constants of the model lie that are in files.
     """
 
     def __init__(
@@ -94,13 +96,12 @@ class Piece:
         model: onnx.ModelProto,
         options: onnxruntime.SessionOptions,
         given: Mapping[str, np.ndarray] = MappingProxyType({}),
+        folder: Path | None = None,
     ):
         self.name = name
         self._given = {name: OrtValue.ortvalue_from_numpy(array) for name, array in given.items()}
         try:
-            self.session = onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
+            self.session = aside.open_proto(model, folder, options)
         except Exception as error:
             raise UnsupportedModel(
                 "layers that onnxruntime can run one by one",

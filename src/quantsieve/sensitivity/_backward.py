@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
+from quantsieve.model import aside
 from quantsieve.model.execute import Executor, make_model
 from quantsieve.model.graph import node_inputs
 
@@ -39,12 +40,14 @@ class Node:
 
 
 class Builder:
-    """Nodes, constants and reads of a backward graph; `wanted`: values that a target reaches, as floats."""
+    """Nodes, constants and reads of a backward graph; `wanted`: values that a target reaches, as floats; `given`: large
+    constants, which are fed to every run, so that those in files need no copy."""
 
     def __init__(self, executor: Executor, values: Arrays, targets: set[str]):
         self.graph = executor.graph
         self.values = values
         self.reads: dict[str, None] = {}
+        self.given: dict[str, np.ndarray] = {}
         self.wanted = set(targets)
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
@@ -89,6 +92,8 @@ class Builder:
         constant = self.graph.constant(name)
         if constant is None:
             self.reads[name] = None
+        elif constant.nbytes > aside.LARGE:
+            self.given[name] = constant
         elif name not in self._constants:
             self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(constant), name)
         return name
@@ -120,7 +125,8 @@ class Builder:
         return self.op("Reshape", cotangent, self.ints(*wanted))
 
     def model(self, seeds: Iterable[str], outputs: Iterable[str]) -> onnx.ModelProto:
-        elem = {name: helper.np_dtype_to_tensor_dtype(self.values[name].dtype) for name in self.reads}
+        read = {name: self.values[name] for name in self.reads} | self.given
+        elem = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in read.items()}
         types = {name: helper.make_tensor_type_proto(found, None) for name, found in elem.items()}
         types |= {SEED + name: helper.make_tensor_type_proto(TensorProto.FLOAT, None) for name in seeds}
         names = tuple(dict.fromkeys(outputs))

@@ -9,6 +9,8 @@ Two sessions: forward, which gives every value, and backward, which reads those 
 """
 
 from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -16,6 +18,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from quantsieve.errors import UnsupportedModel
+from quantsieve.model.aside import folder_of
 from quantsieve.model.execute import Executor, Piece, piece_options
 from quantsieve.model.graph import has_subgraphs, node_inputs
 from quantsieve.sensitivity._backward import SEED, Arrays, Builder, Node
@@ -35,7 +38,7 @@ class Forward:
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in have)
         options = piece_options()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        self._piece = _opened("the forward run", model, options)
+        self._piece = _opened("the forward run", model, options, folder=folder_of(graph.model))
 
     def run(self, feeds: Arrays) -> dict[str, np.ndarray]:
         """Every tensor that a node makes, and the feeds."""
@@ -71,7 +74,7 @@ class Backward:
         self._seeds = tuple(name for name in outputs if name in builder.wanted)
         self._reads = tuple(builder.reads)
         model = builder.model(self._seeds, self._outputs.values())
-        self._piece = _opened("the backward run", model, piece_options())
+        self._piece = _opened("the backward run", model, piece_options(), builder.given)
 
     def run(self, values: Arrays, seeds: Arrays) -> dict[str, np.ndarray]:
         """Cotangents of the targets that reach an output, shaped as the targets. seeds: by output, shaped as it."""
@@ -80,9 +83,15 @@ class Backward:
         return {name: made[cotangent] for name, cotangent in self._outputs.items()}
 
 
-def _opened(name: str, model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> Piece:
+def _opened(
+    name: str,
+    model: onnx.ModelProto,
+    options: onnxruntime.SessionOptions,
+    given: Arrays = MappingProxyType({}),
+    folder: Path | None = None,
+) -> Piece:
     try:
-        return Piece(name, model, options)
+        return Piece(name, model, options, given, folder)
     except UnsupportedModel as error:
         raise NoGradient(f"onnxruntime refuses {name}: {error.__cause__}"[:300]) from error
 
