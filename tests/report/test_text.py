@@ -1,4 +1,5 @@
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -6,10 +7,11 @@ from rich.console import Console
 from run_facts import make_hard_summary, make_summary
 
 from quantsieve.evaluation import Estimate
-from quantsieve.front import top_k
+from quantsieve.front import Candidate, top_k
 from quantsieve.reports import _numbers as numbers
 from quantsieve.reports.summary import Summary
 from quantsieve.reports.text import FILE_WIDTH, MAX_LAYERS, print_report, print_top, report_text
+from quantsieve.targets.timing import summarize
 
 
 def printed(summary: Summary, width: int = 80, k: int | None = None) -> str:
@@ -31,6 +33,25 @@ def test_no_line_is_wider_than_the_terminal_and_nothing_is_cut(make, width):
     text = printed(make(), width)
     assert max(len(line) for line in text.splitlines()) <= width
     assert "…" not in text
+
+
+@pytest.mark.parametrize("width", range(80, 140, 4))
+def test_names_and_times_are_whole_at_every_width(width):
+    """Times as long as they get (below 0.1 ms), and a metric that has the label's disagreement beside it."""
+
+    def faster(candidate: Candidate) -> Candidate:
+        rounds = tuple(ms / 230 for ms in candidate.latency_ms)
+        return replace(candidate, latency=summarize(rounds) if rounds else None, latency_ms=rounds)
+
+    made = make_summary()
+    summary = replace(made, metric="top1", candidates=tuple(map(faster, made.candidates)))
+    table = printed(summary, width).partition("Recommended:")[0]
+    assert max(len(line) for line in table.splitlines()) <= width
+    words = set(re.findall(r"[\w.]+", table))
+    assert {"recommended", "best", "quality", "smallest", "fastest"} <= words
+    for candidate in summary.shown():
+        assert candidate.latency is not None
+        assert {numbers.three(candidate.latency.low_ms), numbers.three(candidate.latency.high_ms)} <= words
 
 
 def test_off_a_terminal_there_is_no_colour():

@@ -8,6 +8,7 @@ import io
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -28,7 +29,7 @@ from quantsieve.reports.summary import (
 )
 
 FILE_WIDTH = 100  # columns of report.txt
-WIDE = 108  # columns from which intervals stand beside their values and more figures fit
+ORIGIN_WIDTH, NAMES_WIDTH = 14, 12  # least columns of the two cells of the front's table that wrap
 MAX_LAYERS = 12  # lines of layers; the rest is counted
 _STYLES = {"recommended": "bold green", "best quality": "cyan", "smallest": "cyan", "fastest": "cyan"}
 
@@ -83,8 +84,11 @@ def _print_cautions(summary: Summary, console: Console, only_loud: bool = False)
 
 
 def _print_table(summary: Summary, rows: Sequence[Candidate], title: str, console: Console) -> None:
-    wide = console.width >= WIDE
     timed = any(c.latency for c in rows)
+    for wide, folded in ((True, False), (True, True), (False, True)):  # the first that fits, the last in any case
+        cells = [_row(summary, candidate, wide, timed, folded) for candidate in rows]
+        if _least_width(cells, wide) <= console.width:
+            break
     reference = summary.reference
     score = ""
     if reference is not None and isinstance(reference.final, Measured) and not _loss_is_disagreement(summary):
@@ -92,7 +96,7 @@ def _print_table(summary: Summary, rows: Sequence[Candidate], title: str, consol
     console.print(Text.assemble((title, "bold"), f"  {plain(summary.model_file)}, loss of {summary.metric}{score}"))
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if wide else 0, 0, 0), show_edge=False)
     table.add_column("model", no_wrap=True)
-    table.add_column("from", min_width=14)
+    table.add_column("from", min_width=ORIGIN_WIDTH)
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("kept", justify="right", no_wrap=True)
     table.add_column("loss [95 %]", no_wrap=True)
@@ -101,13 +105,25 @@ def _print_table(summary: Summary, rows: Sequence[Candidate], title: str, consol
     if timed:
         table.add_column("ms a run", no_wrap=True)
     if wide:
-        table.add_column("", min_width=12)
-    for candidate in rows:
-        table.add_row(*_row(summary, candidate, wide, timed), style="" if candidate.id in summary.front else "dim")
+        table.add_column("", min_width=NAMES_WIDTH)
+    for candidate, row in zip(rows, cells, strict=True):
+        table.add_row(*row, style="" if candidate.id in summary.front else "dim")
     console.print(Padding(table, (1, 0)))
 
 
-def _row(summary: Summary, candidate: Candidate, wide: bool, timed: bool) -> list[Text]:
+def _least_width(cells: Sequence[Sequence[Text]], wide: bool) -> int:
+    """Columns that the rows take at least; in fewer, rich cuts the ends of figures and names off."""
+    widths = [
+        max(cell_len(line) for cell in column for line in cell.plain.split("\n")) for column in zip(*cells, strict=True)
+    ]
+    widths[1] = ORIGIN_WIDTH
+    if wide:
+        widths[-1] = NAMES_WIDTH
+    return sum(widths) + (2 if wide else 1) * (len(widths) - 1)
+
+
+def _row(summary: Summary, candidate: Candidate, wide: bool, timed: bool, folded: bool) -> list[Text]:
+    """The cells of a candidate; folded: the interval of its time stands on a line of its own."""
     names = _names(summary, candidate)
     loss = loss_of(candidate)
     origin = Text(candidate.origin)
@@ -121,7 +137,7 @@ def _row(summary: Summary, candidate: Candidate, wide: bool, timed: bool) -> lis
     if wide:
         cells.append(_second_opinion(summary, candidate))
     if timed:
-        cells.append(_time(candidate, wide))
+        cells.append(_time(candidate, folded))
     if wide:
         cells.append(names)
     return cells
@@ -141,11 +157,11 @@ def _second_opinion(summary: Summary, candidate: Candidate) -> Text:
     return Text(numbers.percent_interval(disagreement))
 
 
-def _time(candidate: Candidate, wide: bool) -> Text:
+def _time(candidate: Candidate, folded: bool) -> Text:
     found = candidate.latency
     if found is None:
         return Text("not timed")
-    return Text(f"{numbers.three(found.median_ms)}{' ' if wide else chr(10)}{numbers.milliseconds_range(found)}")
+    return Text(f"{numbers.three(found.median_ms)}{chr(10) if folded else ' '}{numbers.milliseconds_range(found)}")
 
 
 def _names(summary: Summary, candidate: Candidate) -> Text:
