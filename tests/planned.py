@@ -1,6 +1,6 @@
 """Small real networks made in code, and all that a plan over one of them is written or simulated with."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,9 @@ LEVELS = ("off", "basic", "extended", "all")
 node = helper.make_node
 
 
+STATIC = ("int8", "int8-channel")
+
+
 @dataclass(frozen=True, slots=True)
 class Kit:
     """A prepared model with its facts. feeds: the samples it was calibrated on, stacked."""
@@ -48,10 +51,11 @@ class Kit:
         names = quantized or tuple(self.options.schemes)
         return Plan({n: scheme if scheme in self.options.schemes[n] else "int8" for n in names})
 
-    def random_plan(self, seed: int) -> Plan:
-        """Each layer float with a chance of a half, otherwise in one of its schemes."""
+    def random_plan(self, seed: int, among: Sequence[str] = STATIC) -> Plan:
+        """Each layer float with a chance of a half, otherwise in one of those of its schemes that are `among`."""
         draw = np.random.default_rng(seed)
-        picks = {n: draw.choice([FLOAT] * len(found) + list(found)) for n, found in self.options.schemes.items()}
+        own = {n: [scheme for scheme in found if scheme in among] for n, found in self.options.schemes.items()}
+        picks = {n: draw.choice([FLOAT] * len(found) + found) for n, found in own.items() if found}
         return Plan({name: str(pick) for name, pick in picks.items()})
 
 

@@ -67,8 +67,8 @@ def test_each_layer_has_its_parameters_bytes_shape_and_multiply_adds(cnn):
 
 def test_each_layer_says_which_schemes_it_can_have_or_why_none(cnn):
     conv, soft, pool, _ = inspect(cnn).layers
-    assert conv.schemes == ("int8", "int8-channel")
-    assert pool.schemes == ("int8",)
+    assert conv.schemes == ("a16w8", "int8", "int8-channel", "w8")
+    assert pool.schemes == ("a16w8", "int8")
     assert soft.schemes == ()
     assert "Softmax" in soft.refusal
     assert conv.refusal is None
@@ -224,7 +224,7 @@ def test_external_data_belong_to_the_models_size(tmp_path):
     )
     facts = inspect(path)
     assert facts.size_bytes == path.stat().st_size + 4 * 64 * 64
-    assert facts.layers[0].schemes == ("int8", "int8-channel")
+    assert facts.layers[0].schemes == ("a16w8", "int8", "int8-channel", "w8")
     (tmp_path / "m.data").unlink()
     with pytest.raises(InputError, match=r"external data beside it, found m\.onnx"):
         inspect(path)

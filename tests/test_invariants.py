@@ -45,7 +45,7 @@ def made() -> Made:
     structure = find_structure(graph)
     executor = Executor(graph, structure)
     calibration = calibrate(executor, [({"input": images[:64]}, 64)])
-    known = schemes.discover()
+    known = [schemes.get("int8"), schemes.get("int8-channel")]
     options = find_options(graph, structure, calibration, known)
     parts = Ingredients(graph, structure, calibration, NO_CORRECTIONS, by_name(known))
     return Made(executor, parts, options, calibration, images[64:96])
@@ -129,7 +129,7 @@ def test_simulation_and_file_agree_without_optimizations(made: Made, seed: int) 
     simulated = Simulation(made.executor, made.parts, plan).run({"input": made.images})["logits"].numpy()
     measured = _run(write_plan(made.parts, plan), made.images, LEVELS[0])
     root = next(t for t in made.parts.structure.tensors if t.root == "logits")
-    step = float(made.parts.affine(root.root).scale)
+    step = float(made.parts.affine(root.root, "uint8").scale)
     assert np.abs(simulated - measured).max() <= step
 
 

@@ -65,7 +65,7 @@ def test_the_mean_output_of_each_corrected_layer_is_the_float_models(
         assert made is not None
         # The bias is rounded to its own scale. Where simulation and file round a tie to different sides, in one
         # value of thousands, the means of the layers behind it move: up to 0.025 of an output step were seen.
-        bound = made.scale / 2 + 0.05 * float(parts.affine(layer.output).scale)
+        bound = made.scale / 2 + 0.05 * float(parts.affine(layer.output, "uint8").scale)
         assert (np.abs(found[layer.name] - wanted[layer.name]) <= bound).all(), layer.name
         worst_raw = max(worst_raw, float((np.abs(raw[layer.name] - wanted[layer.name]) / bound).max()))
     assert not layers or worst_raw > 4  # there was something to correct

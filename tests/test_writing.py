@@ -296,7 +296,7 @@ def test_per_channel_scales_follow_the_columns_of_the_product(tmp_path: Path, pr
     assert weight is not None and weight.shape[0] == weight.shape[1]
     columns = (weight.T if product == "transposed" else weight).astype(np.float64)
     scale = np.abs(columns).max(axis=0) / 127
-    affine = kit.parts().affine("x")
+    affine = kit.parts().affine("x", "uint8")
     quantum = float(affine.scale)
     x = np.clip(np.rint(kit.feeds["x"] / affine.scale) + affine.zero_point, 0, 255) - affine.zero_point
     wanted = x * quantum @ (np.rint(columns / scale) * scale)
@@ -333,7 +333,7 @@ def test_predicted_bytes_are_those_of_the_file(share: float, scheme: str) -> Non
     empty = writing.write_plan(parts, writing.FLOAT_PLAN).ByteSize()
     costs = writing.count_bytes(parts, kit.options, empty)
     layers = sum(costs.layer_bytes[name][chosen] for name, chosen in plan.schemes.items())
-    tensors = sum(costs.tensor_bytes[root] for root in place(kit.graph, kit.structure, plan).roots)
+    tensors = sum(costs.tensor_bytes[pair] for pair in place(kit.graph, kit.structure, plan, parts.schemes).rounded)
     written = writing.write_plan(parts, plan).ByteSize() - empty
     assert written < 0
     assert layers + tensors == pytest.approx(written, rel=0.03)

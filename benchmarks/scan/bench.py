@@ -62,10 +62,11 @@ class Bench:
         known = set(self.sources)
         found = {}
         for layer in self.options.schemes:
-            roots = place(self.graph, structure, Plan({layer: self.scheme.name})).roots
+            plan = Plan({layer: self.scheme.name})
+            rounded = place(self.graph, structure, plan, {self.scheme.name: self.scheme}).rounded
             wanted = [
                 Source("weight", layer, self.scheme.name),
-                *(Source("tensor", root, self.scheme.activation) for root in roots),
+                *(Source("tensor", root, form) for root, form in rounded),
             ]
             found[layer] = tuple(source for source in wanted if source in known)
         return found

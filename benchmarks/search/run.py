@@ -20,6 +20,7 @@ from typing import TypeVar
 import numpy as np
 import scipy
 
+from quantsieve.plan import Rounded
 from quantsieve.search.milp import cheapest_noise
 from quantsieve.search.mincut import hull
 from quantsieve.search.prices import Problem
@@ -81,11 +82,11 @@ def random_problem(num_layers: int, seed: int) -> Problem:
         layer_noise=tuple((float(n), float(n * draw.uniform(0.05, 1))) for n in noise),
         layer_bytes=tuple((-3 * int(p), -3 * int(p) + 5 * int(c)) for p, c in zip(params, channels, strict=True)),
         layer_ms=((0.0, 0.0),) * num_layers,
-        tensors=tuple(f"tensor{i}" for i in range(num_layers + 1)),
+        tensors=tuple(Rounded(f"tensor{i}", "uint8") for i in range(num_layers + 1)),
         tensor_noise=tuple(float(n) for n in np.exp(draw.normal(-9, 2, num_layers + 1))),
         tensor_bytes=(5,) * (num_layers + 1),
         tensor_ms=(0.0,) * (num_layers + 1),
-        links=tuple(links),
+        links=tuple((found, found) for found in links),
     )
 
 

@@ -27,7 +27,7 @@ class Range:
 
     def affine(self, dtype: str) -> Affine:
         """The activation format with this range; zero is always representable."""
-        scale, zero_point = activation_parameters(self.low, self.high)
+        scale, zero_point = activation_parameters(self.low, self.high, dtype)
         return Affine(scale, zero_point, dtype)
 
 

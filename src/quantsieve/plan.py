@@ -2,8 +2,10 @@
 
 The rule: the output of a quantized layer is rounded for every reader,
 since the integer kernel exists only then (Gemm and MatMul can give float and are rounded only for a quantized reader);
-a quantized layer rounds what it reads; a float reader of a float producer reads the unrounded value. Simulation and
-writer both follow `Placement`, so they cannot disagree on where rounding happens.
+a quantized layer rounds what it reads; a float reader of a float producer reads the unrounded value. A layer whose
+weights alone are quantized rounds no tensor. Where a layer reads in another format than its producer rounds in, it
+rounds what the producer gives once more. Simulation and writer both follow `Placement`, so they cannot disagree on
+where rounding happens.
 """
 
 import difflib
@@ -11,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quantsieve.calibrate import Calibration
 from quantsieve.errors import UsageError
@@ -46,52 +49,84 @@ class Plan:
 BIAS = "bias-correction"  # a repair: see repair.py
 
 
+class Rounded(NamedTuple):
+    """A tensor, by its root, in an activation format."""
+
+    root: str
+    form: str
+
+
+class Read(NamedTuple):
+    """A value that a layer reads rounded; root: of its tensor."""
+
+    name: str
+    root: str
+    form: str
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a plan rounds. outputs: roots rounded behind their producer, for every reader.
-    reads: by layer, (value, root) pairs that this layer alone reads rounded."""
+    """Where a plan rounds. outputs: by root that is rounded behind its producer, for every reader, the format.
+    reads: by layer, what this layer alone reads rounded, on top of what `outputs` says."""
 
-    outputs: tuple[str, ...]
-    reads: Mapping[str, tuple[tuple[str, str], ...]]
+    outputs: Mapping[str, str]
+    reads: Mapping[str, tuple[Read, ...]]
 
     @property
-    def roots(self) -> tuple[str, ...]:
-        """Every tensor that is rounded somewhere."""
-        return tuple(dict.fromkeys([*self.outputs, *(root for pairs in self.reads.values() for _, root in pairs)]))
+    def rounded(self) -> tuple[Rounded, ...]:
+        """Every tensor that is rounded somewhere, once a format."""
+        outputs = [Rounded(root, form) for root, form in self.outputs.items()]
+        reads = [Rounded(read.root, read.form) for found in self.reads.values() for read in found]
+        return tuple(dict.fromkeys([*outputs, *reads]))
 
 
-def place(graph: Graph, structure: Structure, plan: Plan) -> Placement:
-    """Where `plan` rounds activations."""
+def place(graph: Graph, structure: Structure, plan: Plan, schemes: Mapping[str, Scheme]) -> Placement:
+    """Where `plan` rounds activations. schemes: by name, those of the plan."""
     makers = {layer.name: layer for layer in structure.quantizable}
-    outputs = tuple(
-        tensor.root
+    forms = {name: _form(plan, name, schemes) for name in makers}
+    outputs = {
+        tensor.root: form
         for tensor in structure.tensors
-        if plan.is_quantized(tensor.producer) and _rounds(makers, tensor, plan)
-    )
-    done = set(outputs)
+        if (form := forms.get(tensor.producer or "")) is not None
+        and (_is_forced(makers, tensor) or any(forms.get(reader) == form for reader in tensor.readers))
+    }
     reads = {}
     for layer in structure.quantizable:
-        if not plan.is_quantized(layer.name):
-            continue
-        pairs = tuple((name, layout_root(graph, name)) for name in layer.inputs)
-        pairs = tuple((name, root) for name, root in pairs if root not in done)
-        if pairs:
-            reads[layer.name] = pairs
+        form = forms[layer.name]
+        if form is not None:
+            pairs = ((name, layout_root(graph, name)) for name in layer.inputs)
+            own = tuple(Read(name, root, form) for name, root in pairs if outputs.get(root) != form)
+            if own:
+                reads[layer.name] = own
     return Placement(outputs, reads)
 
 
-def _rounds(makers: Mapping[str, Layer], tensor: Tensor, plan: Plan) -> bool:
-    producer = makers.get(tensor.producer or "")
-    forced = producer is not None and producer.rounds_output and producer.output == tensor.root
-    return forced or any(plan.is_quantized(reader) for reader in tensor.readers)
+def _form(plan: Plan, layer: str, schemes: Mapping[str, Scheme]) -> str | None:
+    return schemes[plan.scheme(layer)].activation if plan.is_quantized(layer) else None
+
+
+def _is_forced(makers: Mapping[str, Layer], tensor: Tensor) -> bool:
+    producer = makers[tensor.producer or ""]
+    return producer.rounds_output and producer.output == tensor.root
+
+
+def forced_tensors(graph: Graph, layer: Layer, scheme: Scheme) -> tuple[Rounded, ...]:
+    """The tensors that a layer switches on, with their format, when it is quantized under the scheme."""
+    form = scheme.activation
+    if form is None:
+        return ()
+    roots = [layout_root(graph, name) for name in layer.inputs]
+    return tuple(Rounded(root, form) for root in dict.fromkeys([*roots, *([layer.output] * layer.rounds_output)]))
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """schemes: by layer, those it may have besides float. refusals: by layer, why it may have none."""
+    """schemes: by layer, those it may have besides float. refusals: by layer, why it may have none. forms: by scheme,
+    its activation format."""
 
     schemes: Mapping[str, tuple[str, ...]]
     refusals: Mapping[str, str]
+    forms: Mapping[str, str | None]
 
 
 KEPT = "kept float by scan.json"  # a refusal that is the user's
@@ -104,7 +139,8 @@ def find_options(
     schemes: Sequence[Scheme],
     keep_float: Collection[str] = (),
 ) -> Options:
-    """What each layer may be given. A layer without weights gets the first scheme that takes it: they round alike.
+    """What each layer may be given. A layer without weights gets the first scheme of each activation format that takes
+    it: they round alike.
 
     keep_float: names of layers that are never quantized, whatever could be done. Raises UsageError for unknown ones.
     """
@@ -112,24 +148,37 @@ def find_options(
     allowed: dict[str, tuple[str, ...]] = {}
     refusals: dict[str, str] = {}
     for layer in structure.layers:
-        reasons = [scheme.refusal(layer, graph.opset) for scheme in schemes]
-        taken = [scheme.name for scheme, reason in zip(schemes, reasons, strict=True) if reason is None]
-        reason = next((r for r in reasons if r is not None), None) if not taken else None
-        if reason is None and layer.is_quantizable:
-            roots = [layout_root(graph, name) for name in layer.inputs] + [layer.output]
-            reason = next((r for root in roots if (r := calibration.refusal(root)) is not None), None)
-        if reason is None and taken and layer.name in keep_float:
-            reason = KEPT
-        if reason is not None or not taken:
-            refusals[layer.name] = reason or "no scheme was asked for that takes it"
+        reasons = {scheme.name: _refusal(graph, layer, calibration, scheme) for scheme in schemes}
+        taken = [scheme for scheme in schemes if reasons[scheme.name] is None]
+        if layer.weight is None:
+            taken = [s for i, s in enumerate(taken) if s.activation not in [t.activation for t in taken[:i]]]
+        if not taken:
+            refusals[layer.name] = next(filter(None, reasons.values()), "no scheme was asked for that takes it")
+        elif layer.name in keep_float:
+            refusals[layer.name] = KEPT
         else:
-            allowed[layer.name] = tuple(taken) if layer.weight is not None else tuple(taken[:1])
-    return Options(allowed, refusals)
+            allowed[layer.name] = tuple(scheme.name for scheme in taken)
+    return Options(allowed, refusals, {scheme.name: scheme.activation for scheme in schemes})
+
+
+def _refusal(graph: Graph, layer: Layer, calibration: Calibration, scheme: Scheme) -> str | None:
+    """Why the layer cannot have the scheme on these samples."""
+    reason = scheme.refusal(layer, graph.opset)
+    if reason is not None or scheme.activation is None or not layer.is_quantizable:
+        return reason
+    roots = [layout_root(graph, name) for name in layer.inputs] + [layer.output]
+    return next((found for root in roots if (found := calibration.refusal(root)) is not None), None)
 
 
 def full_plan(options: Options, scheme: str) -> Plan:
-    """Every layer that can be quantized, with `scheme` where it is allowed and the layer's first scheme elsewhere."""
-    return Plan({n: scheme if scheme in found else found[0] for n, found in options.schemes.items()})
+    """Every layer that can be quantized: with `scheme` where it is allowed, elsewhere with the layer's first scheme of
+    the same activation format. A layer that has none stays float."""
+    chosen = {}
+    for layer, found in options.schemes.items():
+        alike = [name for name in found if options.forms[name] == options.forms[scheme]]
+        if alike:
+            chosen[layer] = scheme if scheme in found else alike[0]
+    return Plan(chosen)
 
 
 def check_plan(plan: Plan, options: Options) -> None:

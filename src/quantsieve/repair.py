@@ -32,7 +32,7 @@ def correct_along(parts: Ingredients, plan: Plan, walks: Walks) -> Ingredients:
     plain = parts.with_corrections(NO_CORRECTIONS)
     shifts: dict[str, dict[str, np.ndarray]] = {}
     corrected = plain.with_corrections(Corrections(shifts))  # a layer is rounded when its shift is known
-    outputs, all_reads = roundings(plain, place(parts.graph, parts.structure, plan))
+    outputs, all_reads = roundings(plain, place(parts.graph, parts.structure, plan, parts.schemes))
     for index, layer in enumerate(executor.steps):
         name = layer.name if layer is not None else ""
         reads, scheme = all_reads.get(name, {}), plan.scheme(name)

@@ -11,7 +11,7 @@ from quantsieve.model.execute import Affine, Executor, Values, Weights
 from quantsieve.model.units import Layer
 from quantsieve.model.walks import Walk, Walks
 from quantsieve.plan import Placement, Plan, place
-from quantsieve.weights import Ingredients, constants
+from quantsieve.weights import Ingredients
 
 Formats = Mapping[str, Affine]
 
@@ -22,9 +22,9 @@ class Simulation:
     def __init__(self, executor: Executor, parts: Ingredients, plan: Plan):
         self._executor = executor
         self._plan, self._corrections = plan, parts.corrections
-        placement = place(parts.graph, parts.structure, plan)
+        placement = place(parts.graph, parts.structure, plan, parts.schemes)
         self.outputs, self.reads = roundings(parts, placement)
-        self.roots = placement.roots  # every tensor that is rounded somewhere
+        self.rounded = placement.rounded  # every tensor that is rounded somewhere
         self.weights = {
             layer.name: fake_weights(parts, layer, plan.scheme(layer.name))
             for layer in parts.structure.quantizable
@@ -53,13 +53,14 @@ class Simulation:
 
 def roundings(parts: Ingredients, placement: Placement) -> tuple[Formats, Mapping[str, Formats]]:
     """Made values that are rounded for all readers; by layer, values that it alone reads rounded."""
-    outputs = {root: parts.affine(root) for root in placement.outputs}
-    reads = {layer: {name: parts.affine(root) for name, root in pairs} for layer, pairs in placement.reads.items()}
+    outputs = {root: parts.affine(root, form) for root, form in placement.outputs.items()}
+    reads = {
+        layer: {read.name: parts.affine(read.root, read.form) for read in found}
+        for layer, found in placement.reads.items()
+    }
     return outputs, reads
 
 
 def fake_weights(parts: Ingredients, layer: Layer, scheme: str) -> Weights:
     """Weight and bias as the integers of the scheme stand for them, float32."""
-    made = parts.integers(layer, scheme)
-    bias = made.bias.dequantized() if made.bias is not None else constants(parts.graph, layer)[1]
-    return made.weight.dequantized(), bias
+    return parts.integers(layer, scheme).dequantized()

@@ -69,8 +69,8 @@ def integers(
     shift = corrections.shift(scheme.name, layer.name)
     if bias is not None and shift is not None:
         bias = (bias - shift).astype(np.float32)
-    root = layout_root(graph, layer.inputs[0])
-    return scheme.quantize(layer, weight, bias, calibration.ranges[root].affine(scheme.activation).scale)
+    form, root = scheme.activation, layout_root(graph, layer.inputs[0])
+    return scheme.quantize(layer, weight, bias, None if form is None else calibration.ranges[root].affine(form).scale)
 
 
 def channel_means(error: np.ndarray, layer: Layer) -> np.ndarray:
@@ -92,8 +92,7 @@ class Ingredients:
     # By layer and scheme, what was rounded under these corrections: a walk, a simulation and a file ask in turn.
     _made: dict[tuple[str, str], QuantizedLayer] = field(default_factory=dict, compare=False, repr=False)
 
-    def affine(self, root: str) -> Affine:
-        form = next(iter(self.schemes.values())).activation
+    def affine(self, root: str, form: str) -> Affine:
         return self.calibration.ranges[root].affine(form)
 
     def integers(self, layer: Layer, scheme: str) -> QuantizedLayer:

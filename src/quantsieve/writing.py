@@ -6,19 +6,21 @@ activation; a DQ in front of a layout op is only carried to the kernel when a pa
 Names of inputs, outputs, kept nodes and weights stay; new names are short, since small models pay for every byte.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx
 
 from quantsieve.model.execute import Affine
 from quantsieve.model.units import Layer, Tensor, layout_root
-from quantsieve.plan import Options, Placement, Plan, place
+from quantsieve.plan import Options, Placement, Plan, Read, Rounded, place
+from quantsieve.schemes._affine import QuantizedBias
 from quantsieve.search.prices import Costs
 from quantsieve.weights import Ingredients
 
-VERSION = 2
-
+VERSION = 3
+MICROSOFT = "com.microsoft"
+OPSET_OF_16_BIT = 21  # from which ONNX's own QuantizeLinear takes 16 bits; onnxruntime's takes them at every opset
 
 FLOAT_PLAN = Plan({})
 
@@ -31,7 +33,10 @@ def write_plan(parts: Ingredients, plan: Plan) -> onnx.ModelProto:
     model = onnx.ModelProto()
     model.CopyFrom(parts.graph.skeleton)
     if any(plan.is_quantized(layer.name) for layer in parts.structure.quantizable):
-        _Writer(model.graph, parts, plan, place(parts.graph, parts.structure, plan)).write()
+        _Writer(model.graph, parts, plan, place(parts.graph, parts.structure, plan, parts.schemes)).write()
+        used = {node.domain for node in model.graph.node}
+        if MICROSOFT in used and all(opset.domain != MICROSOFT for opset in model.opset_import):
+            model.opset_import.add(domain=MICROSOFT, version=1)
     else:
         model.graph.initializer.extend(map(parts.graph.constant_proto, parts.graph.constants))
     return model
@@ -62,24 +67,23 @@ class _Writer:
         for layer in quantized:
             if layer.weight is not None:
                 self._write_weights(layer)
-        for root in self.placement.outputs:
-            self._round_output(root)
-        pairs: dict[str, str] = {}
+        now = {root: self._round_output(root, form) for root, form in self.placement.outputs.items()}
+        made: dict[Read, str] = {}
         for layer in quantized:
-            for name, root in self.placement.reads.get(layer.name, ()):
-                if name not in pairs:
-                    pairs[name] = self._round_read(name, root)
-                _rename_input(self.nodes[layer.nodes[0]], name, pairs[name])
-        again: dict[str, str] = {}
-        rounded = set(self.placement.outputs)
-        for layer in quantized:  # behind layout ops the pair is repeated, so that the kernel finds it
-            for name in layer.inputs:
-                root = layout_root(self.parts.graph, name)
-                if root in rounded and name != root:
-                    if name not in again:
-                        again[name] = self._round_read(name, root)
-                    _rename_input(self.nodes[layer.nodes[0]], name, again[name])
+            for read in (*self.placement.reads.get(layer.name, ()), *self._repeated(layer)):
+                source = now.get(read.name, read.name)
+                if read not in made:
+                    made[read] = self._round_read(read, source)
+                _rename_input(self.nodes[layer.nodes[0]], source, made[read])
         self._put_together()
+
+    def _repeated(self, layer: Layer) -> Iterator[Read]:
+        """What the layer reads rounded behind layout ops: there the pair is repeated, so that the kernel finds it."""
+        form = self.parts.schemes[self.plan.scheme(layer.name)].activation
+        for name in layer.inputs:
+            root = layout_root(self.parts.graph, name)
+            if form is not None and name != root and self.placement.outputs.get(root) == form:
+                yield Read(name, root, form)
 
     # --- parts of the edit ------------------------------------------------------------------------------------
 
@@ -88,12 +92,15 @@ class _Writer:
         node = self.nodes[layer.nodes[0]]
         weight = made.weight
         unsigned = self.parts.weight_type == "u8"
+        is_corrected = self.parts.corrections.shift(self.plan.scheme(layer.name), layer.name) is not None
         ints = (weight.values.astype(np.int16) + 128).astype(np.uint8) if unsigned else weight.values
         zero = np.full(weight.scale.shape, 128 if unsigned else 0, ints.dtype)
         self._dequantize(node, 1, ints, weight.scale, zero, weight.axis)
-        if made.bias is not None:
+        if isinstance(made.bias, QuantizedBias):
             axis = 0 if made.bias.scale.ndim else None
             self._dequantize(node, 2, made.bias.values, made.bias.scale, None, axis)
+        elif made.bias is not None and is_corrected:
+            node.input[2] = self._constant("b", made.bias)
 
     def _dequantize(
         self,
@@ -113,9 +120,10 @@ class _Writer:
         self.before.setdefault(node.name, []).append(made)
         node.input[index] = made.output[0]
 
-    def _round_output(self, root: str) -> None:
-        """Round a value for all who read it, the world included. Its layer is quantized, so it needs no guard."""
-        producer, affine = self.producers[root], self.parts.affine(root)
+    def _round_output(self, root: str, form: str) -> str:
+        """Round a value for all who read it, the world included; the name of what they read then. Its layer is
+        quantized, so it needs no guard."""
+        producer, affine = self.producers[root], self.parts.affine(root, form)
         if root in self.parts.graph.output_names:  # the rounded value takes the name
             source = self._fresh("o")
             outputs = self.nodes[producer].output
@@ -126,12 +134,13 @@ class _Writer:
             for node in self.readers.get(root, ()):
                 _rename_input(node, root, made[-1].output[0])
         self.after.setdefault(producer, []).extend(made)
+        return made[-1].output[0]
 
-    def _round_read(self, name: str, root: str) -> str:
-        """Round a value for some of its readers; the name of what they read then."""
-        producer = self.producers.get(name)
-        made = [self._node("Sum", [name], "G")] if self._is_guarded(root) else []
-        made += self._pair(made[0].output[0] if made else name, self.parts.affine(root))
+    def _round_read(self, read: Read, source: str) -> str:
+        """Round a value for some of its readers; the name of what they read then. source: what holds it now."""
+        producer = self.producers.get(read.name)
+        made = [self._node("Sum", [source], "G")] if self._is_guarded(read) else []
+        made += self._pair(made[0].output[0] if made else source, self.parts.affine(read.root, read.form))
         (self.first if producer is None else self.after.setdefault(producer, [])).extend(made)
         return made[-1].output[0]
 
@@ -140,17 +149,24 @@ class _Writer:
         scale = self._shared_constant("s", np.asarray(affine.scale, np.float32))
         zero = self._shared_constant("z", np.asarray(affine.zero_point, affine.dtype))
         quantize = self._node("QuantizeLinear", [source, scale, zero], "Q")
-        return [quantize, self._node("DequantizeLinear", [quantize.output[0], scale, zero], "D", rounded)]
+        made = [quantize, self._node("DequantizeLinear", [quantize.output[0], scale, zero], "D", rounded)]
+        if np.dtype(affine.dtype).itemsize > 1 and self.parts.graph.opset < OPSET_OF_16_BIT:
+            for node in made:
+                node.domain = MICROSOFT
+        return made
 
-    def _is_guarded(self, root: str) -> bool:
-        """Whether a one-input Sum is needed behind the value: behind a layer that stays float and that onnxruntime
-        would otherwise quantize at load.
+    def _is_guarded(self, read: Read) -> bool:
+        """Whether a one-input Sum is needed behind the value: behind a layer that runs in float and that onnxruntime
+        would otherwise quantize at load, and behind a pair of another format, which it would merge with this one.
 
         That is Conv, ConvTranspose, Gemm and MatMul with constant weights (RUNTIME.md section 1 lists what was
         tried and does not hold); a layout op between it and Q does not protect, since Q is moved in front of it.
         """
-        maker = next((x for x in self.parts.structure.layers if x.output == root), None)
-        return maker is not None and maker.weight is not None and not self.plan.is_quantized(maker.name)
+        form = self.placement.outputs.get(read.root)
+        if form is not None:
+            return form != read.form
+        maker = next((x for x in self.parts.structure.layers if x.output == read.root), None)
+        return maker is not None and maker.weight is not None
 
     def _put_together(self) -> None:
         """New nodes among the old ones, and the constants that are still read."""
@@ -227,7 +243,12 @@ def count_bytes(parts: Ingredients, options: Options, float_bytes: int) -> Costs
         for layer in parts.structure.quantizable
         if layer.name in options.schemes
     }
-    tensors = {tensor.root: _tensor_bytes(parts, tensor) for tensor in parts.structure.tensors}
+    forms = dict.fromkeys(form for form in options.forms.values() if form is not None)
+    tensors = {
+        Rounded(tensor.root, form): _tensor_bytes(parts, tensor, form)
+        for tensor in parts.structure.tensors
+        for form in forms
+    }
     return Costs(float_bytes, layers, tensors, {}, {})
 
 
@@ -241,15 +262,17 @@ def _layer_bytes(parts: Ingredients, layer: Layer, scheme: str) -> int:
     node = _node_bytes("DequantizeLinear", 3, {"axis": 0} if made.weight.axis not in (None, 1) else {})
     added = _array_bytes(made.weight.values) + _array_bytes(made.weight.scale) + node
     gone = _constant_bytes(parts, layer.weight) + len(layer.weight) - len(_NAME)
-    if made.bias is not None and layer.bias is not None:
+    if isinstance(made.bias, QuantizedBias) and layer.bias is not None:
         added += _array_bytes(made.bias.values) + _array_bytes(made.bias.scale)
         added += _node_bytes("DequantizeLinear", 2, {"axis": 0} if made.bias.scale.ndim else {})
         gone += _constant_bytes(parts, layer.bias) + len(layer.bias) - len(_NAME)
     return added - gone
 
 
-def _tensor_bytes(parts: Ingredients, tensor: Tensor) -> int:
+def _tensor_bytes(parts: Ingredients, tensor: Tensor, form: str) -> int:
     pair = _node_bytes("QuantizeLinear", 3, {}) + _node_bytes("DequantizeLinear", 3, {})
+    if np.dtype(form).itemsize > 1 and parts.graph.opset < OPSET_OF_16_BIT:
+        pair += 2 * _framed(len(MICROSOFT))
     pair += _array_bytes(np.zeros((), np.float32))
     readers = sum(len(parts.graph.readers.get(name, ())) for name in tensor.members[:1])
     return pair - readers * (len(tensor.root) - len(_NAME))

@@ -7,7 +7,7 @@ from rich.console import Console
 from run_facts import make_hard_summary, make_summary
 
 from quantsieve.evaluation import Estimate
-from quantsieve.front import Candidate, top_k
+from quantsieve.front import Candidate, recommend, top_k
 from quantsieve.reports import _numbers as numbers
 from quantsieve.reports.summary import Summary
 from quantsieve.reports.text import FILE_WIDTH, MAX_LAYERS, print_report, print_top, report_text
@@ -173,3 +173,9 @@ def test_sizes_are_told_in_decimal_units(num_bytes, text):
 )
 def test_times_have_three_significant_digits(value, text):
     assert numbers.three(value) == text
+
+
+def test_a_front_of_no_candidates_is_an_empty_table():
+    assert "Measured front" in printed(
+        replace(make_summary(), candidates=(), front=(), recommendation=recommend((), 0.01, False))
+    )

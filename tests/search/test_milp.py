@@ -66,7 +66,7 @@ def test_a_budget_beyond_the_smallest_file_has_no_plan(budget, possible):
 
 def test_a_plan_between_the_plans_of_the_hull_is_found():
     """The quiet layer alone is above the line from both to none, so the hull lacks it."""
-    problem = small(links=((0,), (0,)), layer_noise=((0.1,), (0.2,)))
+    problem = small(layer_noise=((0.1,), (0.2,)))
     assert cheapest_noise(problem, -50) == Plan({"layer0": "int8"})
 
 

@@ -120,7 +120,7 @@ def test_a_tensor_a_little_dearer_than_all_its_layers_earn_is_never_taken(saved)
     """Whatever the gains round to, taken one by one, their sum does not pass a cost above them all."""
     sizes = (saved, 1, 1, 1, 1, 1, 1)
     problem = small(
-        links=((0,),) * len(sizes),
+        links=(((0,),),) * len(sizes),
         layer_noise=((0.0,),) * len(sizes),
         layer_bytes=tuple((-size,) for size in sizes),
         tensor_noise=(1.0,),
@@ -132,7 +132,7 @@ def test_a_tensor_a_little_dearer_than_all_its_layers_earn_is_never_taken(saved)
 
 def test_of_two_schemes_that_save_alike_the_quieter_one_is_taken():
     problem = small(
-        links=((0,),),
+        links=(((0,), (0,)),),
         options=(("int8", "int8-channel"),),
         layer_noise=((0.4, 0.1),),
         layer_bytes=((-100, -100),),

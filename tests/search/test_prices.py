@@ -22,7 +22,7 @@ def test_a_layer_that_costs_nothing_once_its_tensors_are_on_rides_for_free():
 
 
 def test_a_layer_whose_tensors_are_off_does_not_ride():
-    problem = small(links=((0,), (0, 1)), layer_noise=((0.1,), (0.0,)))
+    problem = small(links=(((0,),), ((0, 1),)), layer_noise=((0.1,), (0.0,)))
     assert problem.with_free_riders(Plan({"layer0": "int8"})) == Plan({"layer0": "int8"})
 
 

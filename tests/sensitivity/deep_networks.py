@@ -12,10 +12,9 @@ from quantsieve.calibrate import Calibration, calibrate
 from quantsieve.model.execute import Executor
 from quantsieve.model.graph import Graph
 from quantsieve.model.units import find_structure
-from quantsieve.plan import find_options
+from quantsieve.plan import find_options, forced_tensors
 from quantsieve.schemes import Scheme
 from quantsieve.schemes._static import by_name
-from quantsieve.search.prices import forced_tensors
 from quantsieve.sensitivity.screen import Rows
 from quantsieve.sensitivity.suffix import Prices, Probes, Source, find_sources, scan_batch
 from quantsieve.weights import NO_CORRECTIONS
@@ -105,7 +104,7 @@ def opened(model: onnx.ModelProto) -> Deep:
     sources = find_sources(executor, options, known)
     empty = Prices(sources, np.zeros((len(sources), 1)), np.zeros((len(sources), 1)))
     rows = tuple(
-        tuple(empty.switched(x.name, s, forced_tensors(graph, x), "uint8"))
+        tuple(empty.switched(x.name, s, forced_tensors(graph, x, schemes.get(s))))
         for x in executor.structure.quantizable
         for s in options.schemes.get(x.name, ())
     )

@@ -77,7 +77,7 @@ def test_local_error_is_that_of_rounding_the_float_tensor(setup, parts):
     assert set(found) == {"x", "r1", "c2", "r2", "g"}  # the head's output stays float
     for root, errors in found.items():
         exact = values[root].numpy().astype(np.float64)
-        affine = parts.affine(root)
+        affine = parts.affine(root, "uint8")
         q = np.clip(np.rint(exact / affine.scale) + affine.zero_point, 0, 255)
         noise = np.square((q - affine.zero_point) * affine.scale - exact).sum()
         assert errors.local.signal == pytest.approx(np.square(exact).sum(), rel=1e-6)

@@ -11,9 +11,8 @@ from test_engine import branches, feeds_of, open_model, reweighted_model, rounde
 from quantsieve import api, schemes, tasks
 from quantsieve.calibrate import calibrate
 from quantsieve.errors import InputError, UsageError
-from quantsieve.plan import find_options
+from quantsieve.plan import find_options, forced_tensors
 from quantsieve.schemes._static import by_name
-from quantsieve.search.prices import forced_tensors
 from quantsieve.sensitivity import engine, metrics, optimized, probes
 from quantsieve.sensitivity.engine import kept_weights
 from quantsieve.sensitivity.interval import rank_correlation
@@ -25,18 +24,22 @@ COUNT = 3
 MEASURES = [metrics.get(name) for name in ("kl_div", "mse", "sqnr", "max_abs", "fidelity")]
 
 
+def forced_by(graph, layer, options):
+    return {name: forced_tensors(graph, layer, schemes.get(name)) for name in options.schemes[layer.name]}
+
+
 class Setup:
     """The model with branches, its layers and the parts of their probes."""
 
     def __init__(self):
         self.executor = open_model("branches")
-        known = schemes.discover()
+        known = [schemes.get("int8"), schemes.get("int8-channel")]
         graph, structure = self.executor.graph, self.executor.structure
         calibration = calibrate(self.executor, [(feeds_of("branches", seed), COUNT) for seed in range(1, 5)])
         options = find_options(graph, structure, calibration, known)
         self.parts = Ingredients(graph, structure, calibration, NO_CORRECTIONS, by_name(known))
         self.choices = [
-            Choice(layer, options.schemes[layer.name], forced_tensors(graph, layer), (), None)
+            Choice(layer, options.schemes[layer.name], forced_by(graph, layer, options), (), None)
             for layer in structure.quantizable
             if layer.name in options.schemes
         ]
@@ -56,8 +59,8 @@ class Setup:
             if choice.layer.weight:
                 made = kept_weights(self.executor, choice.layer, self.parts.schemes[scheme], *self.facts)
                 proto = reweighted_model(proto, choice.layer, *made)
-            for root in choice.forced:
-                proto = rounded_model(proto, root, self.parts.calibration.ranges[root].affine("uint8"))
+            for root, form in choice.forced[scheme]:
+                proto = rounded_model(proto, root, self.parts.calibration.ranges[root].affine(form))
             after = {name.removesuffix("/back"): array for name, array in run_off(proto, self.feeds).items()}
             found[choice.layer.name, scheme] = before, after
         return found

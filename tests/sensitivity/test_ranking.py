@@ -15,6 +15,7 @@ from quantsieve.model.graph import Graph
 from quantsieve.model.load import load_model
 from quantsieve.model.prepare import prepare
 from quantsieve.model.units import find_structure
+from quantsieve.plan import Rounded
 from quantsieve.sensitivity.origin import original_nodes
 from quantsieve.sensitivity.places import Place
 from quantsieve.sensitivity.ranking import Choice, is_tie, rank
@@ -27,15 +28,24 @@ SOURCES = (
 ERRORS = arrays.arrays(np.float64, (len(SOURCES), 6), elements=st.floats(0, 10))
 
 
+T, U = (Rounded("t", "uint8"),), (Rounded("u", "uint8"),)
+
+
 def layer(name):
     return SimpleNamespace(name=name, op_type="Conv", num_params=3, weight_bytes=12, macs=9)
 
 
 def choices():
     return [
-        Choice(layer("a"), ("int8", "int8-channel"), ("t",), ("n1", "n2"), Place("stage", "block", "half")),
-        Choice(layer("b"), ("int8",), ("t", "u"), ("n3",), Place()),
-        Choice(layer("add"), ("int8",), ("u",), (), Place()),
+        Choice(
+            layer("a"),
+            ("int8", "int8-channel"),
+            {"int8": T, "int8-channel": T},
+            ("n1", "n2"),
+            Place("stage", "block", "half"),
+        ),
+        Choice(layer("b"), ("int8",), {"int8": (*T, *U)}, ("n3",), Place()),
+        Choice(layer("add"), ("int8",), {"int8": U}, (), Place()),
     ]
 
 
@@ -43,7 +53,7 @@ def ranked(errors):
     """mean vectors whose squared length is half the mean error: half of each price is common."""
     vectors = np.sqrt(errors.mean(axis=1, keepdims=True) / 2).astype(np.float32)
     prices = Prices(SOURCES, errors, vectors)
-    return prices, rank(choices(), prices, "uint8")
+    return prices, rank(choices(), prices)
 
 
 @given(ERRORS)

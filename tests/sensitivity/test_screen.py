@@ -10,7 +10,7 @@ from test_engine import MODELS, feeds_of, num_samples, open_model
 
 from quantsieve import schemes
 from quantsieve.calibrate import calibrate
-from quantsieve.plan import find_options
+from quantsieve.plan import Rounded, find_options
 from quantsieve.run.codec import decode, encode
 from quantsieve.schemes._static import by_name
 from quantsieve.sensitivity import screen
@@ -281,7 +281,7 @@ def test_intervals_of_screened_prices_hold_their_spread():
 
 def test_the_doubts_of_a_sum_add_as_independent_ones():
     prices = priced([0.1, 0.3])
-    assert prices.doubt(prices.switched("a", "int8", ("t",), "uint8")) == pytest.approx(np.hypot(0.2, 0.3))
+    assert prices.doubt(prices.switched("a", "int8", [Rounded("t", "uint8")])) == pytest.approx(np.hypot(0.2, 0.3))
     assert replace(prices, screening=None).doubt([0, 1]) == 0
 
 

@@ -21,6 +21,7 @@ from quantsieve.run.line import Line, TimeUp
 from quantsieve.run.progress import Step
 from quantsieve.run.spec import Limits
 from quantsieve.run.trials import Built, Deadline, Trials
+from quantsieve.schemes._static import by_name
 from quantsieve.search.milp import cheapest_noise
 from quantsieve.search.mincut import hull
 from quantsieve.search.prices import Accounts, Problem, make_problem
@@ -107,8 +108,8 @@ class Search:
                 self._finish()
                 return
             self._try(plan, origin, None)
-        accounts = Accounts(line.prices, line.costs, line.schemes[0].activation, line.settings.bias_correction)
-        problem = make_problem(line.graph, line.structure, line.options, accounts)
+        accounts = Accounts(line.prices, line.costs, line.settings.bias_correction)
+        problem = make_problem(line.graph, line.structure, line.options, by_name(line.schemes), accounts)
         self.problem = problem
         for trial in self.done.values():
             if trial.plan.quantized():
@@ -371,13 +372,12 @@ class Search:
 
 def layer_prices(line: Line, problem: Problem) -> tuple[Price, ...]:
     """What quantizing each layer alone does, by scheme: the sum of the sources that it switches on."""
-    form = line.schemes[0].activation
     found = []
     for layer, schemes, links in zip(problem.layers, problem.options, problem.links, strict=True):
-        for scheme in schemes:
-            roots = [problem.tensors[t] for t in links]
-            sums = line.prices.sums(layer, scheme, roots, form)
-            doubt = line.prices.doubt(line.prices.switched(layer, scheme, roots, form))
+        for scheme, own in zip(schemes, links, strict=True):
+            forced = [problem.tensors[t] for t in own]
+            sums = line.prices.sums(layer, scheme, forced)
+            doubt = line.prices.doubt(line.prices.switched(layer, scheme, forced))
             mean, half = float(sums.mean()), float(half_width(sums, doubt))
             found.append(Price(layer, scheme, mean, max(0.0, mean - half), mean + half))
     return tuple(found)

@@ -22,7 +22,7 @@ from quantsieve.model.graph import Graph
 from quantsieve.model.load import file_bytes, open_model
 from quantsieve.model.units import VERSION as UNITS_VERSION
 from quantsieve.model.units import Structure, find_structure
-from quantsieve.plan import Options, find_options
+from quantsieve.plan import Options, find_options, forced_tensors
 from quantsieve.run.keys import array_key, content_key, model_key
 from quantsieve.run.memory import Memory, default_limit
 from quantsieve.run.progress import Progress, Step
@@ -30,7 +30,7 @@ from quantsieve.run.spec import Settings
 from quantsieve.run.store import Store
 from quantsieve.schemes import Scheme
 from quantsieve.schemes._static import by_name
-from quantsieve.search.prices import Costs, forced_tensors
+from quantsieve.search.prices import Costs
 from quantsieve.sensitivity import screen, suffix
 from quantsieve.sensitivity.engine import refusal
 from quantsieve.sensitivity.racing import LOOKS
@@ -364,10 +364,10 @@ class Line:
     def _rows(self, sources: Sequence[suffix.Source]) -> tuple[tuple[int, ...], ...]:
         """For each layer under each scheme, the sources that it switches on, as `Prices.switched` has them."""
         index = {(source.kind, source.owner, source.form): number for number, source in enumerate(sources)}
-        form, found = self.schemes[0].activation, []
+        schemes, found = by_name(self.schemes), []
         for layer in self.structure.quantizable:
             for scheme in self.options.schemes.get(layer.name, ()):
-                names = [("tensor", root, form) for root in forced_tensors(self.graph, layer)]
+                names = [("tensor", *pair) for pair in forced_tensors(self.graph, layer, schemes[scheme])]
                 found.append(tuple(index[name] for name in [*names, ("weight", layer.name, scheme)] if name in index))
         return tuple(found)
 

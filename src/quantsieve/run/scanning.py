@@ -13,12 +13,13 @@ from quantsieve.data import batches
 from quantsieve.errors import UsageError
 from quantsieve.model.graph import Graph
 from quantsieve.model.load import open_model
-from quantsieve.plan import Plan, full_plan
+from quantsieve.model.units import Layer
+from quantsieve.plan import Plan, forced_tensors, full_plan
 from quantsieve.run.keys import array_key, content_key
 from quantsieve.run.line import Feeds, Line
 from quantsieve.run.progress import Step
 from quantsieve.run.trials import Trials
-from quantsieve.search.prices import forced_tensors
+from quantsieve.schemes._static import by_name
 from quantsieve.sensitivity import metrics, probes, racing, rescue
 from quantsieve.sensitivity.engine import refusal
 from quantsieve.sensitivity.local import TensorRow, check_weights, rows, tensor_errors
@@ -79,7 +80,7 @@ class Scoring:
 
 def scan_line(line: Line, scoring: Scoring) -> ScanResult:
     """Every layer of the model: ranked under each scheme that it may have, or refused with the reason."""
-    options, form = line.options, line.schemes[0].activation
+    options = line.options
     refusals = options.refusals
     choices = _choices(line)
     meaning = PRICED[scoring.mode]
@@ -94,8 +95,8 @@ def scan_line(line: Line, scoring: Scoring) -> ScanResult:
             layers, count = _probed(line, choices, measure, scoring)
     elif options.schemes and scoring.mode == "alone":
         if scoring.is_race:
-            line.is_settled = lambda prices: _are_settled(choices, prices, form)
-        layers, count = rank(choices, line.prices, form), line.prices.num_samples
+            line.is_settled = lambda prices: _are_settled(choices, prices)
+        layers, count = rank(choices, line.prices), line.prices.num_samples
         screen = _screen(line.prices)
     elif options.schemes:
         layers, count = rank_gains(choices, _gains(line)), len(line.scan_indices)
@@ -109,7 +110,7 @@ def scan_line(line: Line, scoring: Scoring) -> ScanResult:
         num_samples=count,
         seed=line.settings.seed,
         schemes=line.settings.schemes,
-        activation=form,
+        activation=", ".join(dict.fromkeys(scheme.activation or "float" for scheme in line.schemes)),
         calibration_samples=len(line.split.calibration),
         layers=layers,
         screen=screen,
@@ -223,8 +224,8 @@ def _scan_notes(line: Line, layers: Sequence[Score]) -> Iterator[str]:
         )
 
 
-def _are_settled(choices: Sequence[Choice], prices: Prices, form: str) -> bool:
-    return is_settled(sums_of(choices, prices, form), doubts=doubts_of(choices, prices, form))
+def _are_settled(choices: Sequence[Choice], prices: Prices) -> bool:
+    return is_settled(sums_of(choices, prices), doubts=doubts_of(choices, prices))
 
 
 def _screen(prices: Prices) -> Screen | None:
@@ -256,11 +257,15 @@ def _gains(line: Line) -> dict[tuple[str, str], np.ndarray]:
 
 
 def _tensors(line: Line, count: int, weights: tuple[float, float]) -> tuple[TensorRow, ...]:
-    """Both errors of every tensor on the samples of the scores; the quantized model has the first scheme everywhere."""
+    """Both errors of every tensor on the samples of the scores; the quantized model has the first scheme everywhere, of
+    those that round tensors at all."""
+    static = next((scheme.name for scheme in line.schemes if scheme.activation is not None), None)
+    if static is None:
+        return ()
     line.progress(Step("sensitivity", "errors of every tensor, alone and in the quantized model"))
     indices = line.scan_indices[:count]
     feeds = (feeds for _, feeds in batches(line.samples, indices, line.batch))
-    plan = full_plan(line.options, line.settings.schemes[0])
+    plan = full_plan(line.options, static)
     return rows(line.executor, tensor_errors(line.executor, line.parts(), plan, feeds), weights)
 
 
@@ -268,9 +273,11 @@ def _choices(line: Line) -> list[Choice]:
     places = find_places(line.graph, line.structure)
     layers, given = line.structure.quantizable, dict(line.prepared.given_names)
     nodes = original_nodes(Graph(open_model(line.path)), line.graph, layers, given)
-    allowed = line.options.schemes
-    return [
-        Choice(layer, allowed[layer.name], forced_tensors(line.graph, layer), nodes[layer.name], places[layer.name])
-        for layer in layers
-        if layer.name in allowed
-    ]
+    allowed, schemes = line.options.schemes, by_name(line.schemes)
+
+    def choice(layer: Layer) -> Choice:
+        own = allowed[layer.name]
+        forced = {scheme: forced_tensors(line.graph, layer, schemes[scheme]) for scheme in own}
+        return Choice(layer, own, forced, nodes[layer.name], places[layer.name])
+
+    return [choice(layer) for layer in layers if layer.name in allowed]

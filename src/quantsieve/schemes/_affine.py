@@ -1,6 +1,7 @@
 """Affine number formats: q = saturate(rint(x / scale) + zero_point), x' = (q - zero_point) * scale.
 
-Weights are symmetric (zero point 0 in s8, 128 in u8: the same numbers), activations asymmetric uint8 with zero inside.
+Weights are symmetric (zero point 0 in s8, 128 in u8: the same numbers), activations asymmetric and unsigned with zero
+inside, in 8 or 16 bits.
 Rounding is half to even, as ONNX's QuantizeLinear does.
 """
 
@@ -39,8 +40,15 @@ class QuantizedBias:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayer:
+    """bias: integers, or float32 (channels,) where the scheme keeps it float; None for a layer without."""
+
     weight: QuantizedWeight
-    bias: QuantizedBias | None
+    bias: QuantizedBias | np.ndarray | None
+
+    def dequantized(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Weight and bias that this stands for, float32."""
+        bias = self.bias.dequantized() if isinstance(self.bias, QuantizedBias) else self.bias
+        return self.weight.dequantized(), bias
 
 
 def along_axis(scale: np.ndarray, axis: int | None, rank: int) -> np.ndarray:
@@ -70,25 +78,30 @@ def quantize_layer(
         peak = np.abs(bias).astype(np.float64)
         needed = (peak if axis is not None else peak.max(initial=0.0)) / (BIAS_LIMIT * float(input_scale))
         scale = np.maximum(scale, needed.astype(np.float32) if isinstance(needed, np.ndarray) else np.float32(needed))
-    scale = np.asarray(scale, np.float32)
-    ratio = weight / along_axis(scale, axis, weight.ndim)
-    values = np.clip(np.rint(ratio), -WEIGHT_PEAK, WEIGHT_PEAK).astype(np.int8)
+    rounded = round_weight(weight, np.asarray(scale, np.float32), axis)
     if bias is None:
-        return QuantizedLayer(QuantizedWeight(values, scale, axis), None)
-    bias_scale = np.asarray(scale * input_scale, np.float32)
+        return QuantizedLayer(rounded, None)
+    bias_scale = np.asarray(rounded.scale * input_scale, np.float32)
     bias_scale = np.where(bias_scale >= _TINY, bias_scale, _TINY).astype(np.float32)
     limit = 2**31 - 1
     bias_values = np.clip(np.rint(bias.astype(np.float64) / bias_scale), -limit, limit).astype(np.int32)
-    return QuantizedLayer(QuantizedWeight(values, scale, axis), QuantizedBias(bias_values, bias_scale))
+    return QuantizedLayer(rounded, QuantizedBias(bias_values, bias_scale))
 
 
-def activation_parameters(low: float, high: float) -> tuple[np.float32, int]:
-    """(scale, zero point) of uint8 for values in [low, high], zero included and exact.
+def round_weight(weight: np.ndarray, scale: np.ndarray, axis: int | None) -> QuantizedWeight:
+    """float32 weight, any rank, in symmetric int8. scale: float32, () or (channels,) along `axis`."""
+    ratio = weight / along_axis(scale, axis, weight.ndim)
+    return QuantizedWeight(np.clip(np.rint(ratio), -WEIGHT_PEAK, WEIGHT_PEAK).astype(np.int8), scale, axis)
+
+
+def activation_parameters(low: float, high: float, dtype: str = "uint8") -> tuple[np.float32, int]:
+    """(scale, zero point) of an unsigned integer type for values in [low, high], zero included and exact.
 
     The zero point is 0 when nothing is negative, as the fusing of Relu and Clip demands (RUNTIME.md section 2).
     """
     low, high = min(0.0, float(low)), max(0.0, float(high))
-    scale = np.float32((high - low) / 255)
+    peak = int(np.iinfo(dtype).max)
+    scale = np.float32((high - low) / peak)
     if not scale >= _TINY:
         return np.float32(1), 0
-    return scale, int(np.clip(np.rint(-low / float(scale)), 0, 255))
+    return scale, int(np.clip(np.rint(-low / float(scale)), 0, peak))

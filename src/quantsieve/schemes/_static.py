@@ -1,4 +1,4 @@
-"""What static int8 schemes share: uint8 activations with calibrated ranges, 8-bit symmetric weights, int32 bias."""
+"""What static schemes share: activations with calibrated ranges, 8-bit symmetric weights, int32 bias."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Protocol
@@ -8,15 +8,13 @@ import numpy as np
 from quantsieve.model.units import Layer
 from quantsieve.schemes._affine import QuantizedLayer, quantize_layer
 
-ACTIVATION = "uint8"
-
 
 class Scheme(Protocol):
     """A precision that a layer may be given. `version` is part of the content key: raise it when numbers change."""
 
     name: ClassVar[str]
     version: ClassVar[int]
-    activation: ClassVar[str]  # format of the tensors around a layer of this scheme
+    activation: ClassVar[str | None]  # format of the tensors around a layer of this scheme; None: they stay float
     description: ClassVar[str]
 
     def refusal(self, layer: Layer, opset: int) -> str | None:
@@ -26,18 +24,18 @@ class Scheme(Protocol):
         """Axis of the weight along which scales differ; None for one scale."""
 
     def quantize(
-        self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None, input_scale: np.float32
+        self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None, input_scale: np.float32 | None
     ) -> QuantizedLayer:
-        """The layer's weight and bias in integers."""
+        """The layer's weight and bias in integers. input_scale: of what it reads; None where that stays float."""
 
 
 class StaticInt8:
-    """Static int8 QDQ; a subclass says whether scales are per channel."""
+    """Static QDQ with int8 weights; a subclass says whether scales are per channel, and the activation format."""
 
     name: ClassVar[str]
     description: ClassVar[str]
     version: ClassVar[int] = 1
-    activation: ClassVar[str] = ACTIVATION
+    activation: ClassVar[str | None] = "uint8"
     per_channel: ClassVar[bool]
     min_opset: ClassVar[int]
 
@@ -54,8 +52,9 @@ class StaticInt8:
         return layer.channel_axis if self.per_channel else None
 
     def quantize(
-        self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None, input_scale: np.float32
+        self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None, input_scale: np.float32 | None
     ) -> QuantizedLayer:
+        assert input_scale is not None
         return quantize_layer(weight, bias, self.scale_axis(layer), input_scale)
 
 

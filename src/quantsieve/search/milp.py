@@ -1,8 +1,10 @@
 """Plans for exact budgets, as an integer programme (HiGHS): fills the gaps between the hull's plans.
 
-One binary per layer and scheme, one variable per tensor (it is integral by itself, since it is only pushed up by
-binaries and costs noise): minimise noise, subject to budgets on bytes and, where asked, milliseconds.
+One binary per layer and scheme, one variable per tensor and format (it is integral by itself, since it is only pushed
+up by binaries and costs noise): minimise noise, subject to budgets on bytes and, where asked, milliseconds.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -12,6 +14,7 @@ from quantsieve.plan import Plan
 from quantsieve.search.prices import Problem
 
 TIGHT = 1e-4
+EXACT = 1e-7
 # At 500 layers, 1e-4 takes 2.4 times the processor time of 3e-3 for at most 0.24 % less noise (benchmarks/search);
 # prices themselves are known to some 10 %.
 WIDE = 3e-3
@@ -32,25 +35,41 @@ def cheapest_noise(
     """
     if gap is None:
         gap = TIGHT if len(problem.layers) <= MANY_LAYERS else WIDE
-    columns = [(layer, option) for layer, options in enumerate(problem.options) for option in range(len(options))]
-    if not columns:
+    noise, size, ms = _objectives(problem)
+    if not len(noise):
         return Plan({}) if bytes_change >= 0 and (ms_change is None or ms_change >= 0) else None
-    num_tensors = len(problem.tensors)
-    pick = _per_column(problem.layer_bytes, columns)
-    noise = np.concatenate([_per_column(problem.layer_noise, columns), problem.tensor_noise])
-    size = np.concatenate([pick, problem.tensor_bytes])
-    rows, uppers = _structure_rows(problem, columns)
-    budgets = [csr_array(size[None, :] / max(1.0, float(np.abs(size).max())))]
-    uppers.append(bytes_change / max(1.0, float(np.abs(size).max())))
+    scale = max(1.0, float(np.abs(size).max()))
+    budgets = [(size / scale, bytes_change / scale)]
     if ms_change is not None:
-        budgets.append(csr_array(np.concatenate([_per_column(problem.layer_ms, columns), problem.tensor_ms])[None, :]))
-        uppers.append(ms_change)
-    scale = float(noise.max()) or 1.0
+        budgets.append((ms, ms_change))
+    return _solve(problem, noise, budgets, gap)
+
+
+def cheapest_mix(problem: Problem, rate: float) -> Plan:
+    """The plan that minimises bytes + rate * noise; rate in bytes a unit of noise. Of files of one size the quieter."""
+    noise, size, _ = _objectives(problem)
+    if not len(noise):
+        return Plan({})
+    least = 0.5 / (float(noise.sum()) or 1.0)  # all noise together weighs less than a byte
+    found = _solve(problem, size + max(rate, least) * noise, [], EXACT)
+    return Plan({}) if found is None else found
+
+
+def _solve(
+    problem: Problem, objective: np.ndarray, budgets: Sequence[tuple[np.ndarray, float]], gap: float
+) -> Plan | None:
+    """The plan of least `objective` within the budgets, (coefficients, most) each; all float64 [columns, tensors]."""
+    columns = _columns(problem)
+    rows, uppers = _structure_rows(problem, columns)
     result = milp(
-        noise / scale,
-        integrality=np.concatenate([np.ones(len(columns)), np.zeros(num_tensors)]),
+        objective / (float(np.abs(objective).max()) or 1.0),
+        integrality=np.concatenate([np.ones(len(columns)), np.zeros(len(problem.tensors))]),
         bounds=Bounds(0, 1),
-        constraints=LinearConstraint(vstack([rows, *budgets]), -np.inf, np.asarray(uppers)),
+        constraints=LinearConstraint(
+            vstack([rows, *(csr_array(row[None, :]) for row, _ in budgets)]),
+            -np.inf,
+            np.asarray([*uppers, *(most for _, most in budgets)]),
+        ),
         options={"mip_rel_gap": gap, "node_limit": NODES},
     )
     if result.x is None:
@@ -62,12 +81,30 @@ def cheapest_noise(
     return problem.with_free_riders(problem.plan(choices))
 
 
-def _per_column(table: tuple[tuple[float, ...], ...], columns: list[tuple[int, int]]) -> np.ndarray:
+def _columns(problem: Problem) -> list[tuple[int, int]]:
+    return [(layer, option) for layer, options in enumerate(problem.options) for option in range(len(options))]
+
+
+def _objectives(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Noise, bytes and milliseconds of every column and tensor, float64 each."""
+    columns = _columns(problem)
+    noise, size, ms = (
+        np.concatenate([_per_column(table, columns), row])
+        for table, row in (
+            (problem.layer_noise, problem.tensor_noise),
+            (problem.layer_bytes, problem.tensor_bytes),
+            (problem.layer_ms, problem.tensor_ms),
+        )
+    )
+    return noise, size, ms
+
+
+def _per_column(table: Sequence[Sequence[float]], columns: Sequence[tuple[int, int]]) -> np.ndarray:
     return np.asarray([table[layer][option] for layer, option in columns], np.float64)
 
 
-def _structure_rows(problem: Problem, columns: list[tuple[int, int]]) -> tuple[csr_array, list[float]]:
-    """At most one scheme a layer; a layer's tensors are on when it is quantized."""
+def _structure_rows(problem: Problem, columns: Sequence[tuple[int, int]]) -> tuple[csr_array, list[float]]:
+    """At most one scheme a layer; the tensors that a scheme forces are on when it is taken."""
     of_layer: dict[int, list[int]] = {}
     for column, (layer, _) in enumerate(columns):
         of_layer.setdefault(layer, []).append(column)
@@ -77,10 +114,13 @@ def _structure_rows(problem: Problem, columns: list[tuple[int, int]]) -> tuple[c
         if len(own) > 1:
             entries += [(len(uppers), column, 1.0) for column in own]
             uppers.append(1.0)
-        for tensor in problem.links[layer]:
-            entries += [(len(uppers), column, 1.0) for column in own]
+        links = problem.links[layer]
+        for tensor in dict.fromkeys(tensor for found in links for tensor in found):
+            entries += [(len(uppers), column, 1.0) for column in own if tensor in links[columns[column][1]]]
             entries.append((len(uppers), len(columns) + tensor, -1.0))
             uppers.append(0.0)
-    rows, cols, values = (np.asarray(part) for part in zip(*entries, strict=True))
     shape = (len(uppers), len(columns) + len(problem.tensors))
+    if not entries:
+        return csr_array(shape), uppers
+    rows, cols, values = (np.asarray(part) for part in zip(*entries, strict=True))
     return csr_array((values, (rows.astype(int), cols.astype(int))), shape=shape), uppers

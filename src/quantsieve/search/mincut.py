@@ -2,7 +2,10 @@
 
 For a rate r the best plan minimises bytes + r * noise. Taking a layer earns what it saves and forces its tensors on,
 which cost: a project-selection problem, and so a minimum cut (source - layer: gain, layer - tensor: unbounded,
-tensor - sink: cost). A layer's best scheme at a rate is separable, since all schemes here share their tensors.
+tensor - sink: cost). The best of a layer's schemes that force the same tensors on is known at a rate. Where a layer has
+schemes that force none as well, the best of these is earned in any case, and the layer's gain is what the others earn
+beyond it. Problems with schemes of several activation formats are no minimum cut: there each rate is an integer
+programme.
 All rates come from bisecting between known hull plans: the rate at which two are equal either gives a new hull plan
 between them or proves that there is none.
 """
@@ -14,6 +17,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from quantsieve.plan import Plan
+from quantsieve.search.milp import cheapest_mix
 from quantsieve.search.prices import Problem
 
 # scipy's flow is int32. Gains are rounded one by one, so their sum in units may pass _GAINS: an edge that is never to
@@ -46,17 +50,24 @@ def hull(problem: Problem, limit: int = 200) -> tuple[Plan, ...]:
 
 def best_at(problem: Problem, rate: float) -> Plan:
     """The plan that minimises bytes + rate * noise; rate in bytes a unit of noise, 0 asks for the smallest file."""
-    best: list[int] = []
+    forced = [sorted({found for found in links if found}) for links in problem.links]
+    if any(len(found) > 1 for found in forced):
+        return cheapest_mix(problem, rate)
+    free: list[int | None] = []
+    best: list[int | None] = []
     gains: list[float] = []
-    for noises, sizes in zip(problem.layer_noise, problem.layer_bytes, strict=True):
+    for noises, sizes, links in zip(problem.layer_noise, problem.layer_bytes, problem.links, strict=True):
         # Of schemes of one value the quieter: at rate 0 the smallest file is not to be noisier than it need be.
         values = [(size + rate * noise, noise) for noise, size in zip(noises, sizes, strict=True)]
-        least = min(values)
-        best.append(values.index(least))
-        gains.append(-least[0])
+        unlinked = min(((*value, i) for i, value in enumerate(values) if not links[i]), default=None)
+        linked = min(((*value, i) for i, value in enumerate(values) if links[i]), default=None)
+        earned = max(0.0, -unlinked[0]) if unlinked is not None else 0.0
+        free.append(unlinked[2] if unlinked is not None and earned > 0 else None)
+        best.append(linked[2] if linked is not None else None)
+        gains.append(-linked[0] - earned if linked is not None else 0.0)
     costs = [size + rate * noise for noise, size in zip(problem.tensor_noise, problem.tensor_bytes, strict=True)]
-    taken = _select(gains, costs, problem.links)
-    chosen = problem.plan([b if t else None for b, t in zip(best, taken, strict=True)])
+    taken = _select(gains, costs, [found[0] if found else () for found in forced])
+    chosen = problem.plan([b if t else f for b, f, t in zip(best, free, taken, strict=True)])
     return problem.with_free_riders(chosen)
 
 

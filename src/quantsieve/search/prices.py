@@ -9,37 +9,38 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from quantsieve.model.graph import Graph
-from quantsieve.model.units import Layer, Structure, layout_root
-from quantsieve.plan import Options, Plan
+from quantsieve.model.units import Layer, Structure
+from quantsieve.plan import Options, Plan, Rounded, forced_tensors
+from quantsieve.schemes import Scheme
 from quantsieve.sensitivity.suffix import Prices
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Changes against the float file. layer_bytes, layer_ms: by layer, by scheme. tensor_bytes: by root."""
+    """Changes against the float file. layer_bytes, layer_ms: by layer, by scheme."""
 
     float_bytes: int
     layer_bytes: Mapping[str, Mapping[str, int]]
-    tensor_bytes: Mapping[str, int]
+    tensor_bytes: Mapping[Rounded, int]
     layer_ms: Mapping[str, Mapping[str, float]]
-    tensor_ms: Mapping[str, float]
+    tensor_ms: Mapping[Rounded, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """layers: those with a choice. options[l]: schemes. noise, bytes and ms[l]: one number an option.
-    tensors: roots. links[l]: indices of the tensors that layer l forces on."""
+    links[l]: for each option the indices of the tensors that it forces on."""
 
     layers: tuple[str, ...]
     options: tuple[tuple[str, ...], ...]
     layer_noise: tuple[tuple[float, ...], ...]
     layer_bytes: tuple[tuple[int, ...], ...]
     layer_ms: tuple[tuple[float, ...], ...]
-    tensors: tuple[str, ...]
+    tensors: tuple[Rounded, ...]
     tensor_noise: tuple[float, ...]
     tensor_bytes: tuple[int, ...]
     tensor_ms: tuple[float, ...]
-    links: tuple[tuple[int, ...], ...]
+    links: tuple[tuple[tuple[int, ...], ...], ...]
 
     def predict(self, plan: Plan) -> "Predicted":
         """Sums over what the plan switches on."""
@@ -51,7 +52,7 @@ class Problem:
                 noise += self.layer_noise[index][choice]
                 size += self.layer_bytes[index][choice]
                 ms += self.layer_ms[index][choice]
-                on.update(self.links[index])
+                on.update(self.links[index][choice])
         noise += sum(self.tensor_noise[t] for t in on)
         size += sum(self.tensor_bytes[t] for t in on)
         ms += sum(self.tensor_ms[t] for t in on)
@@ -64,20 +65,24 @@ class Problem:
 
     def with_free_riders(self, plan: Plan) -> Plan:
         """The plan and every layer that costs neither noise, bytes nor time once the plan's tensors are on."""
-        on = {t for i, layer in enumerate(self.layers) if plan.is_quantized(layer) for t in self.links[i]}
+        on: set[int] = set()
+        for index, layer in enumerate(self.layers):
+            if plan.is_quantized(layer):
+                on.update(self.links[index][self.options[index].index(plan.scheme(layer))])
         schemes = dict(plan.schemes)
         for index, layer in enumerate(self.layers):
-            if not plan.is_quantized(layer) and on.issuperset(self.links[index]):
+            if not plan.is_quantized(layer):
                 free = [
                     option
-                    for option, noise, size, ms in zip(
+                    for option, links, noise, size, ms in zip(
                         self.options[index],
+                        self.links[index],
                         self.layer_noise[index],
                         self.layer_bytes[index],
                         self.layer_ms[index],
                         strict=True,
                     )
-                    if noise <= 0 and size <= 0 and ms <= 0
+                    if noise <= 0 and size <= 0 and ms <= 0 and on.issuperset(links)
                 ]
                 if free:
                     schemes[layer] = free[0]
@@ -95,11 +100,10 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """What prices are read from. form: the activation format; is_corrected: plans are mended by bias correction."""
+    """What prices are read from. is_corrected: plans are mended by bias correction."""
 
     prices: Prices
     costs: Costs
-    form: str
     is_corrected: bool
 
     def noise(self) -> dict[tuple[str, str, str], float]:
@@ -109,34 +113,33 @@ class Accounts:
         return {(s.kind, s.owner, s.form): max(0.0, float(v)) for s, v in zip(sources, values, strict=True)}
 
 
-def forced_tensors(graph: Graph, layer: Layer) -> tuple[str, ...]:
-    """Roots of the tensors that a layer switches on when it is quantized."""
-    roots = [layout_root(graph, name) for name in layer.inputs]
-    return tuple(dict.fromkeys([*roots, *([layer.output] if layer.rounds_output else [])]))
-
-
-def make_problem(graph: Graph, structure: Structure, options: Options, accounts: Accounts) -> Problem:
-    """The table for one activation format."""
-    price, form, costs = accounts.noise(), accounts.form, accounts.costs
-    roots = tuple(s.owner for s in accounts.prices.sources if s.kind == "tensor" and s.form == form)
-    index = {root: i for i, root in enumerate(roots)}
+def make_problem(
+    graph: Graph, structure: Structure, options: Options, schemes: Mapping[str, Scheme], accounts: Accounts
+) -> Problem:
+    """The table. schemes: by name, those of the options."""
+    price, costs = accounts.noise(), accounts.costs
+    tensors = tuple(Rounded(s.owner, s.form) for s in accounts.prices.sources if s.kind == "tensor")
+    index = {tensor: i for i, tensor in enumerate(tensors)}
     layers = [layer for layer in structure.quantizable if layer.name in options.schemes]
     chosen = tuple(options.schemes[layer.name] for layer in layers)
-    links = [tuple(index[root] for root in forced_tensors(graph, layer)) for layer in layers]
+    links = tuple(
+        tuple(tuple(index[pair] for pair in forced_tensors(graph, layer, schemes[name])) for name in names)
+        for layer, names in zip(layers, chosen, strict=True)
+    )
     return Problem(
         layers=tuple(layer.name for layer in layers),
         options=chosen,
         layer_noise=tuple(
-            tuple(price.get(("weight", layer.name, s), 0.0) for s in schemes)
-            for layer, schemes in zip(layers, chosen, strict=True)
+            tuple(price.get(("weight", layer.name, s), 0.0) for s in names)
+            for layer, names in zip(layers, chosen, strict=True)
         ),
         layer_bytes=_table(layers, chosen, costs.layer_bytes),
         layer_ms=_table(layers, chosen, costs.layer_ms),
-        tensors=roots,
-        tensor_noise=tuple(price["tensor", root, form] for root in roots),
-        tensor_bytes=tuple(costs.tensor_bytes.get(root, 0) for root in roots),
-        tensor_ms=tuple(costs.tensor_ms.get(root, 0.0) for root in roots),
-        links=tuple(links),
+        tensors=tensors,
+        tensor_noise=tuple(price["tensor", root, form] for root, form in tensors),
+        tensor_bytes=tuple(costs.tensor_bytes.get(tensor, 0) for tensor in tensors),
+        tensor_ms=tuple(costs.tensor_ms.get(tensor, 0.0) for tensor in tensors),
+        links=links,
     )
 
 

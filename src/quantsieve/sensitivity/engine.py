@@ -22,7 +22,7 @@ from quantsieve.schemes._affine import QuantizedLayer
 from quantsieve.sensitivity._check import check
 from quantsieve.sensitivity.optimized import Refused, optimize, save
 from quantsieve.sensitivity.suffixes import Suffixes
-from quantsieve.weights import Corrections, constants, integers
+from quantsieve.weights import Corrections, integers
 
 Arrays = dict[str, np.ndarray]
 Weights = tuple[np.ndarray, np.ndarray | None]  # weight and bias
@@ -172,9 +172,7 @@ def kept_weights(
     executor: Executor, layer: Layer, scheme: Scheme, calibration: Calibration, corrections: Corrections
 ) -> Weights:
     """Weight and bias that `kept_integers` stand for, float32."""
-    made = kept_integers(executor, layer, scheme, calibration, corrections)
-    bias = made.bias.dequantized() if made.bias is not None else constants(executor.graph, layer)[1]
-    return made.weight.dequantized(), bias
+    return kept_integers(executor, layer, scheme, calibration, corrections).dequantized()
 
 
 def _keep(executor: Executor, feeds: Mapping[str, np.ndarray], num_samples: int) -> _Kept:

@@ -87,7 +87,7 @@ def tensor_errors(
     """
     simulation = Simulation(executor, parts, plan)
     order = [tensor.root for tensor in executor.structure.tensors]
-    roots = set(simulation.roots)
+    roots = dict(simulation.rounded)
     sums: dict[str, _Sums] = {}
     for feeds in batches:
         walk = _Walk(executor, parts, simulation, roots, sums)
@@ -105,7 +105,7 @@ class _Walk:
         executor: Executor,
         parts: Ingredients,
         simulation: Simulation,
-        roots: set[str],
+        roots: Mapping[str, str],
         sums: dict[str, _Sums],
     ):
         self.executor, self.parts, self.simulation = executor, parts, simulation
@@ -126,7 +126,7 @@ class _Walk:
     def _compare(self, plain: Values, rounded: Values, left: set[str]) -> None:
         for root in [root for root in left if root in plain and root in rounded]:
             left.remove(root)
-            affine = self.parts.affine(root)
+            affine = self.parts.affine(root, self.roots[root])
             exact = plain[root].numpy().astype(np.float64)
             alone = self.executor.round(plain[root], affine)
             # A tensor that float layers read too is not rounded in place, its readers round it.

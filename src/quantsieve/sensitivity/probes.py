@@ -70,7 +70,7 @@ def probe_batch(
     def probe(which: tuple[Choice, str]) -> list[tuple[Arrays, Arrays]]:
         choice, name = which
         scheme, layer, calibration = parts.schemes[name], choice.layer, parts.calibration
-        rounded = {root: calibration.ranges[root].affine(scheme.activation) for root in choice.forced}
+        rounded = {root: calibration.ranges[root].affine(form) for root, form in choice.forced[name]}
         weights = kept_weights(executor, layer, scheme, calibration, parts.corrections) if layer.weight else None
         outputs = _comparable(engine.together(rounded, layer, weights), reference, batch.num_samples)
         return [

@@ -14,6 +14,7 @@ from itertools import pairwise, zip_longest
 import numpy as np
 
 from quantsieve.model.units import Layer
+from quantsieve.plan import Rounded
 from quantsieve.sensitivity.interval import half_width
 from quantsieve.sensitivity.metrics import Meaning
 from quantsieve.sensitivity.places import Place
@@ -60,26 +61,27 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A layer with what it may be given. forced: roots of the tensors that it switches on when it is quantized."""
+    """A layer with what it may be given. forced: by scheme, the tensors that it switches on when it is quantized."""
 
     layer: Layer
     schemes: tuple[str, ...]
-    forced: tuple[str, ...]
+    forced: Mapping[str, tuple[Rounded, ...]]
     nodes: tuple[str, ...]
     place: Place
 
 
-def rank(choices: Sequence[Choice], prices: Prices, form: str) -> tuple[Score, ...]:
-    """A row for each layer and scheme, worst first. form: the activation format whose prices count."""
+def rank(choices: Sequence[Choice], prices: Prices) -> tuple[Score, ...]:
+    """A row for each layer and scheme, worst first."""
     row = prices.rows()
     mean, corrected = prices.mean(), prices.corrected()
     found = []
     for choice in choices:
-        tensors = {root: row["tensor", root, form] for root in choice.forced}
         for scheme in choice.schemes:
+            forced = choice.forced[scheme]
+            tensors = {root: row["tensor", root, form] for root, form in forced}
             weight = row.get(("weight", choice.layer.name, scheme))
-            sums = prices.sums(choice.layer.name, scheme, choice.forced, form)
-            switched = prices.switched(choice.layer.name, scheme, choice.forced, form)
+            sums = prices.sums(choice.layer.name, scheme, forced)
+            switched = prices.switched(choice.layer.name, scheme, forced)
             doubt, value = prices.doubt(switched), float(sums.mean())
             half = float(half_width(sums, doubt))
             score = replace(
@@ -171,15 +173,15 @@ def _ordered(found: list[tuple[Score, np.ndarray, float]]) -> tuple[Score, ...]:
     return tuple(replace(score, tie=tie) for (score, _, _), tie in zip_longest(found, ties))
 
 
-def sums_of(choices: Sequence[Choice], prices: Prices, form: str) -> np.ndarray:
+def sums_of(choices: Sequence[Choice], prices: Prices) -> np.ndarray:
     """Scores sample by sample, float64 [layers and schemes, samples], in the order of the choices."""
-    found = [prices.sums(c.layer.name, scheme, c.forced, form) for c in choices for scheme in c.schemes]
+    found = [prices.sums(c.layer.name, scheme, c.forced[scheme]) for c in choices for scheme in c.schemes]
     return np.stack(found) if found else np.zeros((0, prices.num_samples))
 
 
-def doubts_of(choices: Sequence[Choice], prices: Prices, form: str) -> np.ndarray:
+def doubts_of(choices: Sequence[Choice], prices: Prices) -> np.ndarray:
     """What screening leaves open of the means of `sums_of`, as standard deviations, float64 [layers and schemes]."""
-    rows = [prices.switched(c.layer.name, scheme, c.forced, form) for c in choices for scheme in c.schemes]
+    rows = [prices.switched(c.layer.name, scheme, c.forced[scheme]) for c in choices for scheme in c.schemes]
     return np.asarray([prices.doubt(row) for row in rows])
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnxruntime import OrtValue
 
-from quantsieve.model.execute import Affine, Executor, Values
+from quantsieve.model.execute import Executor, Values
 from quantsieve.plan import FLOAT, Plan, place
 from quantsieve.sensitivity.interval import half_width
 from quantsieve.sensitivity.suffix import error_vectors, float_outputs
-from quantsieve.simulate import Simulation
+from quantsieve.simulate import Simulation, roundings
 from quantsieve.weights import Ingredients
 
 VERSION = 1
@@ -98,11 +98,7 @@ def _unrounded(name: str) -> str:
 def _without(executor: Executor, parts: Ingredients, plan: Plan, whole: Simulation, base: Values, layer: str) -> Values:
     """Outputs of the plan with one layer float."""
     smaller = Plan({**plan.schemes, layer: FLOAT}, plan.repairs)
-    placement = place(parts.graph, parts.structure, smaller)
-    outputs = {root: parts.affine(root) for root in placement.outputs}
-    reads: dict[str, dict[str, Affine]] = {
-        owner: {name: parts.affine(root) for name, root in pairs} for owner, pairs in placement.reads.items()
-    }
+    outputs, reads = roundings(parts, place(parts.graph, parts.structure, smaller, parts.schemes))
     changed: dict[str, OrtValue] = {
         name: base[_unrounded(name)] for name in whole.outputs if name not in outputs and _unrounded(name) in base
     }

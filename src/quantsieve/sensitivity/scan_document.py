@@ -57,7 +57,7 @@ class ScanResult:
     num_samples: int
     seed: int
     schemes: tuple[str, ...]
-    activation: str  # format of rounded tensors
+    activation: str  # formats of the tensors around quantized layers, the first scheme's first; float: not rounded
     calibration_samples: int
     layers: tuple[Score, ...]
     refused: tuple[Refused, ...]

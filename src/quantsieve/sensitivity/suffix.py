@@ -15,12 +15,12 @@ import numpy as np
 
 from quantsieve.calibrate import Calibration
 from quantsieve.model.execute import Affine, Executor
-from quantsieve.plan import Options
+from quantsieve.plan import Options, Rounded
 from quantsieve.schemes import Scheme
 from quantsieve.sensitivity.engine import float_outputs as float_outputs
 from quantsieve.sensitivity.engine import kept_integers, open_engine
 from quantsieve.sensitivity.interval import half_width
-from quantsieve.weights import Corrections, constants
+from quantsieve.weights import Corrections
 
 VERSION = 3
 SKETCH = 1024  # longest mean error vector kept
@@ -97,16 +97,16 @@ class Prices:
         """bool [sources]: whose prices were found exactly, none of them screened."""
         return np.ones(len(self.sources), bool) if self.screening is None else self.screening.is_exact
 
-    def switched(self, layer: str, scheme: str, roots: Sequence[str], form: str) -> list[int]:
+    def switched(self, layer: str, scheme: str, forced: Sequence[Rounded]) -> list[int]:
         """Rows of the sources that one layer switches on when it is quantized alone: its weights under the scheme,
-        where it has some, and the tensors `roots` in the activation format."""
+        where it has some, and the tensors that it forces."""
         row = self.rows()
-        found = [row["tensor", root, form] for root in roots]
+        found = [row["tensor", root, form] for root, form in forced]
         return found + ([row["weight", layer, scheme]] if ("weight", layer, scheme) in row else [])
 
-    def sums(self, layer: str, scheme: str, roots: Sequence[str], form: str) -> np.ndarray:
+    def sums(self, layer: str, scheme: str, forced: Sequence[Rounded]) -> np.ndarray:
         """float64 [samples]: what one layer costs alone, that is the sum of the sources that it switches on."""
-        return np.asarray(self.errors[self.switched(layer, scheme, roots, form)].sum(axis=0))
+        return np.asarray(self.errors[self.switched(layer, scheme, forced)].sum(axis=0))
 
     def doubt(self, rows: Sequence[int]) -> float:
         """Standard deviation of the sum of some prices, so far as it comes from screening; samples come on top."""
@@ -122,11 +122,11 @@ def find_sources(executor: Executor, options: Options, schemes: Sequence[Scheme]
     for layer in structure.quantizable:
         if layer.weight is not None:
             found += [Source("weight", layer.name, name) for name in options.schemes.get(layer.name, ())]
-    formats = tuple(dict.fromkeys(scheme.activation for scheme in schemes))
+    formats = tuple(dict.fromkeys(scheme.activation for scheme in schemes if scheme.activation is not None))
     for tensor in structure.tensors:
         users = [*tensor.readers, *([tensor.producer] if tensor.producer else [])]
-        if any(user in options.schemes for user in users):
-            found += [Source("tensor", tensor.root, form) for form in formats]
+        used = {options.forms[scheme] for user in users for scheme in options.schemes.get(user, ())}
+        found += [Source("tensor", tensor.root, form) for form in formats if form in used]
     return tuple(found)
 
 
@@ -162,9 +162,7 @@ class Probes:
         """Rounded weight and bias of a source of kind 'weight', as floats."""
         layer = self.layers[source.owner]
         scheme = self._schemes[source.form]
-        made = kept_integers(self.executor, layer, scheme, self.calibration, self._corrections)
-        bias = made.bias.dequantized() if made.bias is not None else constants(self.executor.graph, layer)[1]
-        return made.weight.dequantized(), bias
+        return kept_integers(self.executor, layer, scheme, self.calibration, self._corrections).dequantized()
 
     def price(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """(errors, float64 [samples]; mean error vector, float32 [at most SKETCH])."""

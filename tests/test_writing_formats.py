@@ -1,0 +1,156 @@
+"""Plans of layers with several activation formats, or none: what is simulated is what the file does, at every level."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import planned
+from planned import Kit
+from quantsieve.plan import Plan, Rounded, full_plan, place
+from quantsieve.schemes import names
+from quantsieve.simulate import Simulation
+from quantsieve.targets.audit import audit_layers
+from quantsieve.targets.ort import OrtCpu
+from quantsieve.weights import Corrections, constants
+from quantsieve.writing import FLOAT_PLAN, count_bytes, write_plan
+
+SEEDS = range(12)
+
+
+@cache
+def kit_named(name: str) -> Kit:
+    return planned.demo(16) if name == "demo" else planned.KITS[name]()
+
+
+@pytest.fixture(params=planned.KITS)
+def kit(request: pytest.FixtureRequest) -> Kit:
+    return kit_named(request.param)
+
+
+@cache
+def exact_type() -> str:
+    return planned.exact_weight_type()
+
+
+def gap(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> float:
+    """Largest difference of two sets of outputs, in 255ths of their range."""
+    return max(float(np.abs(found[n] - a).max()) / (float(np.ptp(a)) / 255) for n, a in wanted.items())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_plan_of_all_schemes_does_what_is_simulated_at_every_level(tmp_path: Path, kit: Kit, seed: int) -> None:
+    plan = kit.random_plan(seed, among=names())
+    path = planned.save_plan(tmp_path, kit, plan, exact_type())
+    onnx.checker.check_model(path)
+    simulated = Simulation(kit.executor, kit.parts(), plan).run(kit.feeds)
+    wanted = {out.name: simulated[out.name].numpy() for out in kit.graph.outputs}
+    # From extended on onnxruntime rounds what a MatMul of weights alone reads.
+    for level, steps in zip(planned.LEVELS, (1, 1, 2, 2), strict=True):
+        assert gap(planned.run_file(path, kit.feeds, level), wanted) <= steps, level
+
+
+@pytest.mark.parametrize("scheme", ["w8", "a16w8"])
+def test_a_full_plan_in_one_of_them_is_nearer_to_float_than_int8(tmp_path: Path, kit: Kit, scheme: str) -> None:
+    floats = planned.run_file(planned.save(tmp_path, kit.graph.model), kit.feeds, "off")
+    gaps = [
+        gap(planned.run_file(planned.save_plan(tmp_path, kit, full_plan(kit.options, name)), kit.feeds, "off"), floats)
+        for name in (scheme, "int8-channel")
+    ]
+    assert gaps[0] < gaps[1]
+
+
+@pytest.mark.parametrize("name", ["tokens", "rows"])
+def test_onnxruntime_makes_a_blocked_kernel_of_a_matmul_with_8_bit_weights_alone(tmp_path: Path, name: str) -> None:
+    """It rounds what it reads to 8 bits in blocks, which the simulation does not."""
+    kit = kit_named(name)
+    path = planned.save_plan(tmp_path, kit, full_plan(kit.options, "w8"))
+    audit = OrtCpu().audit(path)
+    assert dict(audit.op_counts)["com.microsoft:MatMulNBits"] == 3
+    found = audit_layers(audit, {x.name: x.nodes[:1] for x in kit.structure.quantizable if x.weight})
+    assert set(found.values()) == {"weight-only"}
+    exact = planned.run_file(path, kit.feeds, "basic")
+    assert 0.05 < gap(planned.run_file(path, kit.feeds), exact) < 2
+
+
+def test_weights_alone_round_no_tensor_and_leave_layers_without_weights_float(tmp_path: Path, kit: Kit) -> None:
+    plan = full_plan(kit.options, "w8")
+    assert set(plan.schemes) == {layer.name for layer in kit.structure.quantizable if layer.weight}
+    assert not place(kit.graph, kit.structure, plan, kit.parts().schemes).rounded
+    model = onnx.load(planned.save_plan(tmp_path, kit, plan))
+    assert "QuantizeLinear" not in {node.op_type for node in model.graph.node}
+    assert not {layer.weight for layer in kit.structure.layers if layer.weight} & {
+        t.name for t in model.graph.initializer
+    }
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_layer_of_8_bit_weights_alone_is_never_made_an_integer_one_that_rounds_more(
+    tmp_path: Path, kit: Kit, seed: int
+) -> None:
+    plan = kit.random_plan(seed, among=("int8", "w8"))
+    path = planned.save_plan(tmp_path, kit, plan, exact_type())
+    found = audit_layers(OrtCpu().audit(path), {x.name: x.nodes[:1] for x in kit.structure.quantizable})
+    rounded = place(kit.graph, kit.structure, plan, kit.parts().schemes)
+    for layer in kit.structure.quantizable:
+        if plan.scheme(layer.name) == "w8" and layer.op_type in ("Conv", "ConvTranspose"):
+            assert found[layer.name] != "int8", layer.name
+            assert layer.output not in rounded.outputs
+
+
+def test_16_bit_tensors_take_onnxruntimes_own_operators_below_opset_21(tmp_path: Path) -> None:
+    kit = kit_named("convolutions")
+    model = onnx.load(planned.save_plan(tmp_path, kit, full_plan(kit.options, "a16w8")))
+    assert {opset.domain: opset.version for opset in model.opset_import} == {"": kit.graph.opset, "com.microsoft": 1}
+    kinds = {(node.domain, node.op_type) for node in model.graph.node if node.op_type.endswith("QuantizeLinear")}
+    assert ("com.microsoft", "QuantizeLinear") in kinds
+    assert ("", "QuantizeLinear") not in kinds
+
+
+def test_a_reader_in_another_format_rounds_once_more_behind_a_guard(tmp_path: Path) -> None:
+    kit = kit_named("convolutions")
+    plan = Plan({"stem": "int8", "depthwise": "a16w8"})
+    found = place(kit.graph, kit.structure, plan, kit.parts().schemes)
+    assert found.outputs == {"r1": "uint8", "r2": "uint16"}
+    assert [tuple(read) for read in found.reads["depthwise"]] == [("r1", "r1", "uint16")]
+    assert set(found.rounded) == {
+        Rounded("x", "uint8"), Rounded("r1", "uint8"), Rounded("r1", "uint16"), Rounded("r2", "uint16"),
+    }  # fmt: skip
+    model = onnx.load(planned.save_plan(tmp_path, kit, plan))
+    makers = {name: node for node in model.graph.node for name in node.output}
+    pair = makers[next(node for node in model.graph.node if node.name == "depthwise").input[0]]
+    guard = makers[makers[pair.input[0]].input[0]]
+    assert guard.op_type == "Sum" and len(guard.input) == 1
+    assert makers[guard.input[0]].op_type == "DequantizeLinear"
+
+
+def test_a_bias_that_stays_float_is_corrected_too(tmp_path: Path) -> None:
+    kit = kit_named("convolutions")
+    layer = kit.structure.layer("stem")
+    shift = np.linspace(-0.1, 0.1, 8, dtype=np.float32)
+    parts = kit.parts().with_corrections(Corrections({"w8": {"stem": shift}}))
+    plan = Plan({"stem": "w8"})
+    model = write_plan(parts, plan)
+    node = next(node for node in model.graph.node if node.name == "stem")
+    written = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}[node.input[2]]
+    np.testing.assert_array_equal(written, constants(kit.graph, layer)[1] - shift)
+    path = tmp_path / "corrected.onnx"
+    onnx.save(model, path)
+    simulated = Simulation(kit.executor, parts, plan).run(kit.feeds)
+    wanted = {out.name: simulated[out.name].numpy() for out in kit.graph.outputs}
+    assert gap(planned.run_file(path, kit.feeds), wanted) < 1e-3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_predicted_bytes_are_those_of_the_file(seed: int) -> None:
+    kit = kit_named("demo")
+    plan, parts = kit.random_plan(seed, among=names()), kit.parts()
+    empty = write_plan(parts, FLOAT_PLAN).ByteSize()
+    costs = count_bytes(parts, kit.options, empty)
+    layers = sum(costs.layer_bytes[name][chosen] for name, chosen in plan.schemes.items() if chosen != "float")
+    rounded = place(kit.graph, kit.structure, plan, parts.schemes).rounded
+    assert layers + sum(costs.tensor_bytes[pair] for pair in rounded) == pytest.approx(
+        write_plan(parts, plan).ByteSize() - empty, rel=0.05
+    )
