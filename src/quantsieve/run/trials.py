@@ -68,10 +68,16 @@ class Times:
 
 
 class Trials:
-    """Builds and measures the candidates of one line on its target."""
+    """Builds and measures the candidates of one line on its target.
 
-    def __init__(self, line: Line):
+    indices: samples that plans are simulated and measured on, and no others; None for the scan's and the splits.
+    task: None for that of the settings, or the one that fits.
+    """
+
+    def __init__(self, line: Line, indices: np.ndarray | None = None, task: str | None = None):
         self.line = line
+        self._indices = indices
+        self._task = task
         self.store = line.store
         self.target = line.target
         self._reference: tuple[str, Reference] | None = None  # of the split in work; a large model's can be large
@@ -99,6 +105,13 @@ class Trials:
         found = self.saturation
         return "u8" if found is not None and found.saturates and not found.u8_saturates else "s8"
 
+    def drift_reason(self) -> str:
+        """Why a file may do something else than its simulation here."""
+        found = self.saturation
+        if self.weight_type == "s8" and found is not None and found.saturates:
+            return "signed weights saturate in this processor's integer kernels: use --weight-type u8"
+        return "integer kernels here compute something else than the fake-quantized simulation"
+
     @cached_property
     def _uncorrected(self) -> Ingredients:
         return self.line.parts(self.weight_type).with_corrections(NO_CORRECTIONS)
@@ -106,6 +119,8 @@ class Trials:
     @cached_property
     def task(self) -> str:
         line = self.line
+        if self._task is not None:
+            return self._task
         if line.settings.metric is not None:
             return line.settings.metric
         exam = self._exam("search", line.split.search[:2], "agreement")
@@ -123,6 +138,8 @@ class Trials:
 
     @cached_property
     def exams(self) -> Mapping[str, Exam]:
+        if self._indices is not None:
+            return {"search": self._exam("search", self._indices, self.task)}
         split = self.line.split
         count = max(SEARCH_SAMPLES, len(self.line.scan_indices))  # simulation and measurement share the scan samples
         return {
@@ -170,6 +187,10 @@ class Trials:
         samples = [self.line.samples.fingerprint(), array_key(exam.indices)]
         return {"samples": samples, "task": [task.name, task.version], "environment": self.environment}
 
+    @property
+    def scan_indices(self) -> np.ndarray:
+        return self.line.scan_indices if self._indices is None else self._indices
+
     # --- one candidate ----------------------------------------------------------------------------------------
 
     def build(self, plan: Plan) -> Built:
@@ -180,7 +201,7 @@ class Trials:
         versions = {"quantize": writing.VERSION, "repair": repair.VERSION}
         inputs = [line.prepared_key]
         if plan.quantized():
-            inputs += [line.calibration_key, line.sample_key(line.scan_indices)]
+            inputs += [line.calibration_key, line.sample_key(self.scan_indices)]
         key = content_key("build", VERSION, {**settings, **versions}, inputs)
         path = line.store.plan_folder(plan.id) / "model.onnx"
         found = line.store.load("build", key, Built)
@@ -210,7 +231,7 @@ class Trials:
     def _scan_walks(self) -> list[tuple[Walks, dict[str, np.ndarray], int]]:
         """For each batch of scan samples its walks, the float outputs, and how many samples it has."""
         line = self.line
-        fed = list(batches(line.samples, line.scan_indices, line.batch))
+        fed = list(batches(line.samples, self.scan_indices, line.batch))
         found = []
         for part, feeds in fed:
             values = line.executor.forward(feeds, keep=lambda name: False)
@@ -282,6 +303,13 @@ class Trials:
             return Times(dict(zip(ids, rounds, strict=True)), None)
 
         return self.line.fact("latency", key, Times, compute, lambda times: times.reason is None)
+
+
+def same_samples(built: Built, outcome: Outcome | None) -> tuple[float | None, float | None]:
+    """(simulated, measured) mean squared error on the samples that both have."""
+    if not isinstance(outcome, Measured) or not len(built.simulated):
+        return None, None
+    return float(built.simulated.mean()), float(outcome.errors[: len(built.simulated)].mean())
 
 
 def _twice(work: Callable[[], Answer]) -> Answer:
