@@ -235,9 +235,7 @@ def show_scan(console: Console, found: "ScanResult") -> None:
         if has_drift:
             console.print(Text("Drift: of the layer alone, the real session's squared error over the simulated one."))
         if found.drift:
-            console.print(Text("\nThe fully quantized model, on the same samples:"))
-        for drift in found.drift:
-            console.print(Text(f"{plain(drift.scheme)}: {_drift(drift)}."))
+            _show_drift(console, found.drift)
     else:
         console.print(Text("No layer of this model can be quantized."))
     if found.refused:
@@ -247,12 +245,19 @@ def show_scan(console: Console, found: "ScanResult") -> None:
     print_notes(console, found.notes)
 
 
+def _show_drift(console: Console, found: Sequence[Drift]) -> None:
+    console.print(Text("\nThe fully quantized model in a real session:"))
+    told = [(_drift(drift), plain(drift.scheme)) for drift in found]
+    for text in dict.fromkeys(text for text, _ in told):
+        console.print(Text(f"{', '.join(scheme for same, scheme in told if same == text)}: {text}."))
+
+
 def _drift(found: Drift) -> str:
-    if found.reason is not None:
-        return f"no real session to hold against the simulation ({plain(found.reason).rstrip('.')})"
-    if found.ratio is None:
-        return "the real session has the simulated error"
-    return f"the real session has {three(found.ratio)} times the simulated error"
+    if found.reason is not None or found.measured is None or found.simulated is None:
+        return f"none ran, so nothing is held against the simulation ({plain(found.reason or '').rstrip('.')})"
+    times = "the same" if found.ratio is None else f"{three(found.ratio)} times that"
+    text = f"relative squared error {found.measured:.2e}, simulated {found.simulated:.2e}: {times}"
+    return f"{text}, on {count(found.num_samples, 'sample')}"
 
 
 def show_pick(console: Console, found: "PickResult", written: str | None) -> None:

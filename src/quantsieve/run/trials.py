@@ -34,7 +34,7 @@ VERSION = 4
 KILLED = "SIGKILL"  # nothing in a model sends it: somebody outside did
 EVALUATION_BYTES = 4 << 20  # of inputs of one batch on the target, which runs as many at a time as it has threads
 SEARCH_SAMPLES = 256  # most that a candidate is measured on: a squared error needs no more to tell plans apart
-KEPT_BYTES = 192 << 20  # of walks over plans, on calibration and on scan samples each
+KEPT_BYTES = 192 << 20  # most of walks over plans, on calibration and on scan samples each
 PRECISION = 0.02  # of a median latency, at which timing ends
 EVALUATION_BATCH = 32  # most samples of it; with 128 small models' activations leave the processor's caches
 
@@ -177,7 +177,7 @@ class Trials:
         search samples': a wrong one would else be found at the very end."""
         task, labels = get_task(exam.task), exam.labels
         task.check(outputs, labels)
-        if labels is not None and exam.split == "search":
+        if labels is not None and exam.split == "search" and self._indices is None:
             rest = self.line.samples.labels[self.line.split.final]  # type: ignore[index]
             rows = np.arange(len(rest)) % len(labels)  # only the classes of these outputs matter here
             task.check({name: array[rows] for name, array in outputs.items()}, rest)
@@ -223,9 +223,13 @@ class Trials:
         line.store.save("build", key, built)
         return built
 
+    @property
+    def _kept_bytes(self) -> int:
+        return min(KEPT_BYTES, self.line.memory.limit // 8)
+
     @cached_property
     def _correction_walks(self) -> Walks:
-        return Walks(self.line.executor, self.line.correction_batches, KEPT_BYTES)
+        return Walks(self.line.executor, self.line.correction_batches, self._kept_bytes)
 
     @cached_property
     def _scan_walks(self) -> list[tuple[Walks, dict[str, np.ndarray], int]]:
@@ -235,7 +239,7 @@ class Trials:
         found = []
         for part, feeds in fed:
             values = line.executor.forward(feeds, keep=lambda name: False)
-            walks = Walks(line.executor, [feeds], KEPT_BYTES // len(fed))
+            walks = Walks(line.executor, [feeds], self._kept_bytes // len(fed))
             found.append((walks, float_outputs(line.executor, values), len(part)))
         return found
 

@@ -124,6 +124,7 @@ def _drift_row(drift: Drift) -> dict[str, object]:
     return {
         "scheme": drift.scheme,
         **{name: None if value is None else _finite(value) for name, value in values.items()},
+        "samples": drift.num_samples,
         "reason": drift.reason,
     }
 
@@ -321,7 +322,7 @@ def _drift(row: object, where: str) -> Drift:
     )
     if reason is not None and measured is not None:
         raise _wrong(row, "measured", where, "null, as there is a reason,")
-    return Drift(_text(row, "scheme", where), simulated, measured, reason)
+    return Drift(_text(row, "scheme", where), simulated, measured, reason, _count(row, "samples", where))
 
 
 def _tensor(row: object, where: str) -> TensorRow:
