@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from quantsieve.targets.base import Predict
 from quantsieve.targets.ort import OrtCpu
 
-MOST = 60  # of an integer weight's magnitude that these sessions know
+MOST = 40  # of an integer weight's magnitude that these sessions know
 
 
 class Clipping(OrtCpu):

@@ -2,9 +2,11 @@
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from quantsieve import api, cli
+from quantsieve.errors import InputError
 from quantsieve.run.store import Store
 from quantsieve.sensitivity import engine
 from quantsieve.sensitivity.optimized import Refused
@@ -65,3 +67,12 @@ def test_pick_counts_the_layers_that_stay_float_in_any_case(tmp_path, capsys):
     api.scan(branches(tmp_path / "m.onnx"), synthetic=16, samples=4, output=path)
     assert cli.main(["pick", str(path), "--coverage", "0"]) == 0
     assert "\nFloat anyway  2 layers that cannot be quantized\n" in capsys.readouterr().out
+
+
+def test_a_model_without_float_outputs_is_refused(small_model, small_data, tmp_path):
+    model = onnx.load(small_model)
+    model.graph.node.append(helper.make_node("ArgMax", ["logits"], ["class"], "argmax", axis=1))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("class", onnx.TensorProto.INT64, ["batch", 1]))
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(InputError, match="at least one float output, found 'class' of int64"):
+        api.scan(tmp_path / "m.onnx", small_data, samples=4)
