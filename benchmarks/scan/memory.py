@@ -110,8 +110,9 @@ def measure_limits(folder: Path, limits: Sequence[str], side: int = SIDE, layers
     first: dict[str, float] = {}
     for limit in limits:
         out = folder / f"{limit}.json"
-        command = [sys.executable, "-m", "quantsieve", "scan", str(model), "--data", str(data), "-o", str(out), "--drift", "off"]
-        own, resident, wall, cpu = watched([*command, "--samples", str(NUM_SAMPLES), "--memory-limit", limit])
+        command = [sys.executable, "-m", "quantsieve", "scan", str(model), "--data", str(data), "-o", str(out)]
+        options = ["--samples", str(NUM_SAMPLES), "--memory-limit", limit, "--drift", "off"]
+        own, resident, wall, cpu = watched([*command, *options])
         document = json.loads(out.read_text(encoding="utf-8"))
         rows = document["layers"]
         assert document["samples"] == NUM_SAMPLES
