@@ -211,7 +211,7 @@ def test_a_scan_scores_every_layer_under_every_scheme(small_model, small_data, t
 
 
 def test_the_scores_of_a_scan_are_the_prices_of_a_run(small_model, small_data, whole_run):
-    found = api.scan(small_model, small_data, samples=8)
+    found = api.scan(small_model, small_data, samples=8, drift="off")
     prices = {(price.layer, price.scheme): price for price in whole_run.summary.prices}
     assert {(score.layer, score.scheme) for score in found.layers} == set(prices)
     for score in found.layers:
@@ -221,7 +221,7 @@ def test_the_scores_of_a_scan_are_the_prices_of_a_run(small_model, small_data, w
 
 
 def test_a_scan_of_one_sample_is_written_as_strict_json(small_model, small_data, tmp_path):
-    api.scan(small_model, small_data, samples=1, output=tmp_path / "scan.json")
+    api.scan(small_model, small_data, samples=1, output=tmp_path / "scan.json", drift="off")
     found = json.loads((tmp_path / "scan.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert found["samples"] == 1 and all(row["high"] is None for row in found["layers"])
 

@@ -113,6 +113,9 @@ def test_version_is_the_packages(capsys):
         (["tune", "m.onnx", "--max-drop", "-1"], "max-drop"),
         (["scan", "m.onnx", "--combined-weights", "1"], "0.5,0.5"),
         (["scan", "m.onnx", "--combined-weights", "a,b"], "0.5,0.5"),
+        (["scan", "m.onnx", "--drift", "0"], "a number of at least 1"),
+        (["scan", "m.onnx", "--drift", "on"], "auto, off"),
+        (["scan", "m.onnx", "--drift", "3", "--mode", "rescue"], "rescue"),
         (["tune", "m.onnx", "--schemes", ","], "at least one"),
         (["evaluate", "m.onnx"], "--candidate"),
         (["inspect", "a.onnx", "b.onnx"], "b.onnx"),
@@ -381,7 +384,7 @@ def test_the_other_commands_call_the_function_of_their_name(door):
     evaluate, report, export = door("evaluate"), door("report"), door("export")
     cli.main(
         ["scan", "m.onnx", "--data", "d", "-o", "s.json", "--metric", "own.py:f", "--per-output", "--per-channel",
-         "--combined-weights", "1,0.25", "--samples", "9", "--quiet"]
+         "--combined-weights", "1,0.25", "--samples", "9", "--drift", "12", "--quiet"]
     )  # fmt: skip
     cli.main(["quantize", "a/m.onnx", "--data", "d", "--plan", "plan.json", "--scan", "s.json", "--quiet"])
     cli.main(
@@ -409,7 +412,7 @@ def test_the_other_commands_call_the_function_of_their_name(door):
     cli.main(["export", "run", "--candidate", "best quality"])
     assert (scan.args, scan.options["output"]) == (("m.onnx", "d"), "s.json")
     scoring = {"metric": "own.py:f", "per_output": True, "per_channel": True, "combined_weights": (1.0, 0.25),
-               "mode": "alone", "samples": 9}  # fmt: skip
+               "mode": "alone", "samples": 9, "drift": 12}  # fmt: skip
     assert scan.options.items() >= scoring.items()
     assert quantize.args == ("a/m.onnx", "plan.json", "d", "m-quantized.onnx")
     assert quantize.options["scan"] == "s.json"
@@ -456,6 +459,7 @@ def test_scan_quantize_and_evaluate_print_their_results(model, tmp_path, capsys)
     assert "int8-channel" in table
     assert "no int8 scheme for Softmax" in table
     assert "only point a direction" in " ".join(table.split())
+    assert "times that, on 4 samples" in " ".join(table.split("in a real session:")[1].split())
 
     small = tmp_path / "q.onnx"
     assert cli.main(["quantize", str(model), *data, "-o", str(small), "--json"]) == 0

@@ -21,7 +21,7 @@ from quantsieve.schemes import discover
 @pytest.fixture(scope="module")
 def scanned(small_model, small_data, tmp_path_factory):
     path = tmp_path_factory.mktemp("scan") / "scan.json"
-    api.scan(small_model, small_data, samples=4, output=path)
+    api.scan(small_model, small_data, samples=4, output=path, drift="off")
     return path
 
 
@@ -40,7 +40,7 @@ def tune(model, data, run, scan, **options):
 
 def test_a_scan_is_read_back_as_it_was_written(small_model, small_data, scanned):
     found = api.read_scan(scanned)
-    assert found == api.scan(small_model, small_data, samples=4)
+    assert found == api.scan(small_model, small_data, samples=4, drift="off")
     assert {row.layer for row in found.layers} | {r.layer for r in found.refused} == {
         layer.name for layer in api.inspect(small_model).layers
     }
@@ -123,7 +123,7 @@ def test_a_layer_that_cannot_be_quantized_keeps_its_own_reason(tmp_path):
 
 def test_refused_layers_have_reasons_and_no_scores(tmp_path):
     path = small_network.unquantizable(tmp_path / "m.onnx")
-    found = api.scan(path, {"x": small_network.images(40)})
+    found = api.scan(path, {"x": small_network.images(40)}, drift="off")
     assert (found.layers, found.num_samples) == ((), 0)
     assert {(r.layer, r.op_type) for r in found.refused} == {("mean", "ReduceMean"), ("tanh", "Tanh")}
     assert all(r.reason.startswith("no int8 scheme for") for r in found.refused)

@@ -111,7 +111,8 @@ def measure_limits(folder: Path, limits: Sequence[str], side: int = SIDE, layers
     for limit in limits:
         out = folder / f"{limit}.json"
         command = [sys.executable, "-m", "quantsieve", "scan", str(model), "--data", str(data), "-o", str(out)]
-        own, resident, wall, cpu = watched([*command, "--samples", str(NUM_SAMPLES), "--memory-limit", limit])
+        options = ["--samples", str(NUM_SAMPLES), "--memory-limit", limit, "--drift", "off"]
+        own, resident, wall, cpu = watched([*command, *options])
         document = json.loads(out.read_text(encoding="utf-8"))
         rows = document["layers"]
         assert document["samples"] == NUM_SAMPLES

@@ -72,6 +72,20 @@ class Weights(click.ParamType):
         return first, second
 
 
+class Rows(click.ParamType):
+    """'auto', 'off', or a number of rows of at least 1."""
+
+    name = "rows"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
+        text = str(value).strip().lower()
+        if text in ("auto", "off"):
+            return text
+        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
+            self.fail(f"{value!r} is none of auto, off and a number of at least 1.", param, ctx)
+        return int(text)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where samples come from."""
@@ -445,6 +459,14 @@ screen_option = click.option(
     type=click.Choice(["auto", "on", "off"]),
     default="auto",
     help="Estimate most scores of large graphs; auto: from some hundred sources of noise on.",
+)
+drift_option = click.option(
+    "--drift",
+    type=Rows(),
+    metavar="auto|off|N",
+    default="auto",
+    help="Run the quantized model for real beside the simulation; N: the N worst rows alone, too; auto: 10 of "
+    "them where the two differ.",
 )
 max_samples_option = click.option(
     "--max-samples",

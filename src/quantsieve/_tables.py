@@ -18,8 +18,9 @@ from rich.text import Text
 from quantsieve.evaluation import Failed, Measured
 from quantsieve.inspection import Inspection, LayerFacts
 from quantsieve.model.graph import GraphValue
-from quantsieve.reports._numbers import count, percent, percent_interval
+from quantsieve.reports._numbers import count, percent, percent_interval, three
 from quantsieve.reports.text import plain
+from quantsieve.sensitivity.drift import Drift
 
 if TYPE_CHECKING:
     from quantsieve.api import EvaluationResult, PickResult, ScanResult
@@ -196,6 +197,7 @@ def show_scan(console: Console, found: "ScanResult") -> None:
     is_decibel = found.metric.unit == "dB"
     outputs = tuple(dict.fromkeys(name for s in found.layers for name in s.outputs))
     shown = outputs if len(outputs) <= _MOST_OUTPUTS else ()
+    has_drift = any(s.drift is not None for s in found.layers)
     rows = [
         (
             str(number),
@@ -204,6 +206,7 @@ def show_scan(console: Console, found: "ScanResult") -> None:
             f"{s.value:.1f}" if is_decibel else f"{'' if s.is_exact else '~'}{s.value:.2e}",
             f"{s.low:.1f} to {s.high:.1f}" if is_decibel else f"{s.low:.1e} to {s.high:.1e}",
             "tie" if s.tie else "",
+            *(("" if s.drift is None else three(s.drift),) if has_drift else ()),
             *(f"{s.outputs[name]:.1f}" if is_decibel else f"{s.outputs[name]:.1e}" for name in shown),
         )
         for number, s in enumerate(found.layers, start=1)
@@ -216,6 +219,7 @@ def show_scan(console: Console, found: "ScanResult") -> None:
             Column("score dB" if is_decibel else "score", right=True),
             Column("95 %"),
             Column("with next"),
+            *((Column("drift", right=True),) if has_drift else ()),
             *(Column(shorten(plain(name), 12), right=True) for name in shown),
         )
         print_table(console, columns, rows)
@@ -228,6 +232,10 @@ def show_scan(console: Console, found: "ScanResult") -> None:
         )
         if len(outputs) > len(shown) or any(s.channels for s in found.layers):
             console.print(Text("The JSON document (-o FILE or --json) holds the values of each output or channel."))
+        if has_drift:
+            console.print(Text("Drift: of the layer alone, the real session's squared error over the simulated one."))
+        if found.drift:
+            _show_drift(console, found.drift)
     else:
         console.print(Text("No layer of this model can be quantized."))
     if found.refused:
@@ -235,6 +243,21 @@ def show_scan(console: Console, found: "ScanResult") -> None:
         reasons = [(plain(r.layer), plain(r.op_type), plain(r.reason)) for r in found.refused]
         print_table(console, (Column("layer", shrinks=True), Column("operator"), Column("reason")), reasons)
     print_notes(console, found.notes)
+
+
+def _show_drift(console: Console, found: Sequence[Drift]) -> None:
+    console.print(Text("\nThe fully quantized model in a real session:"))
+    told = [(_drift(drift), plain(drift.scheme)) for drift in found]
+    for text in dict.fromkeys(text for text, _ in told):
+        console.print(Text(f"{', '.join(scheme for same, scheme in told if same == text)}: {text}."))
+
+
+def _drift(found: Drift) -> str:
+    if found.reason is not None or found.measured is None or found.simulated is None:
+        return f"none ran, so nothing is held against the simulation ({plain(found.reason or '').rstrip('.')})"
+    times = "the same" if found.ratio is None else f"{three(found.ratio)} times that"
+    text = f"relative squared error {found.measured:.2e}, simulated {found.simulated:.2e}: {times}"
+    return f"{text}, on {count(found.num_samples, 'sample')}"
 
 
 def show_pick(console: Console, found: "PickResult", written: str | None) -> None:

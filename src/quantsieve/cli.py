@@ -142,6 +142,7 @@ def inspect(model: str, output: opt.Output) -> None:
 @opt.schemes_option
 @opt.scoring_options
 @opt.screen_option
+@opt.drift_option
 @opt.workers_option
 @opt.memory_option
 @opt.writing_options
@@ -154,6 +155,7 @@ def scan(
     schemes: tuple[str, ...],
     scoring: opt.Scoring,
     screen: str,
+    drift: str | int,
     workers: int,
     memory_limit: int | None,
     writing: opt.Writing,
@@ -181,6 +183,7 @@ def scan(
             combined_weights=scoring.combined_weights,
             samples=scoring.samples,
             screen=screen,
+            drift=drift,
             workers=workers,
             memory_limit=memory_limit,
             weight_type=writing.weight_type,

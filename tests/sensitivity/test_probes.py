@@ -156,11 +156,11 @@ def test_outputs_without_an_axis_of_samples_belong_to_one_and_another_shape_is_t
 
 @pytest.fixture(scope="module")
 def by_mse(small_model, small_data):
-    return api.scan(small_model, small_data, samples=8, metric="mse", per_output=True, per_channel=True)
+    return api.scan(small_model, small_data, samples=8, metric="mse", per_output=True, per_channel=True, drift="off")
 
 
 def test_a_scan_by_another_metric_ranks_each_layer_under_each_scheme(by_mse, small_model, small_data):
-    priced = api.scan(small_model, small_data, samples=8)
+    priced = api.scan(small_model, small_data, samples=8, drift="off")
     assert {(s.layer, s.scheme) for s in by_mse.layers} == {(s.layer, s.scheme) for s in priced.layers}
     values = [s.value for s in by_mse.layers]
     assert values == sorted(values, reverse=True) and all(s.low <= s.value <= s.high for s in by_mse.layers)
@@ -176,7 +176,7 @@ def test_rows_tell_each_output_and_each_channel(by_mse):
 
 
 def test_an_sqnr_is_ranked_from_the_lowest(small_model, small_data, by_mse):
-    found = api.scan(small_model, small_data, samples=8, metric="sqnr")
+    found = api.scan(small_model, small_data, samples=8, metric="sqnr", drift="off")
     values = [row.value for row in found.layers]
     assert values == sorted(values) and 0 < values[0] < values[-1] < 200
     assert found.metric.direction == "lower is worse" and found.metric.unit == "dB"
@@ -192,12 +192,12 @@ def test_a_function_is_a_metric(small_model, small_data, by_mse, tmp_path):
         "import numpy as np\n\n\ndef twice(y, z):\n    return 2 * np.square(z.astype(float) - y).mean(axis=1)\n"
     )
     for metric, name in ((twice, "twice"), (f"{tmp_path}/own.py:twice", f"{tmp_path}/own.py:twice")):
-        found = api.scan(small_model, small_data, samples=8, metric=metric)
+        found = api.scan(small_model, small_data, samples=8, metric=metric, drift="off")
         assert found.metric.name == name
         assert [row.layer for row in found.layers] == [row.layer for row in by_mse.layers]
         for got, one in zip(found.layers, by_mse.layers, strict=True):
             assert got.value == pytest.approx(2 * one.value, rel=1e-6)
-    found = api.scan(small_model, small_data, samples=8, metric="quantsieve.sensitivity.metrics:mse")
+    found = api.scan(small_model, small_data, samples=8, metric="quantsieve.sensitivity.metrics:mse", drift="off")
     assert [row.value for row in found.layers] == pytest.approx([row.value for row in by_mse.layers])
 
 
@@ -223,10 +223,10 @@ def test_a_file_that_fails_is_told_with_its_own_error(small_model, small_data, t
 
 def test_the_quality_is_that_of_the_task_that_fits(small_model, small_data):
     arrays = dict(np.load(small_data))
-    labelled = api.scan(small_model, small_data, samples=8, metric="quality")
+    labelled = api.scan(small_model, small_data, samples=8, metric="quality", drift="off")
     assert labelled.metric.name == "accuracy"
     del arrays["labels"]
-    without = api.scan(small_model, arrays, samples=8, metric="quality")
+    without = api.scan(small_model, arrays, samples=8, metric="quality", drift="off")
     assert without.metric.name == "agreement"
     assert all(0 <= row.value <= 1 for row in without.layers)
     with pytest.raises(InputError, match="labels"):
@@ -256,21 +256,22 @@ def test_a_race_by_a_metric_ends_when_the_order_is_settled(small_model, small_da
         """The same for every sample."""
         return np.full(len(reference), 1.0)
 
-    assert api.scan(small_model, small_data, metric=certain).num_samples == 8
+    assert api.scan(small_model, small_data, metric=certain, drift="off").num_samples == 8
     draw = np.random.default_rng(0)
 
     def open_to_the_end(reference, perturbed):
         """Anything."""
         return draw.exponential(size=len(reference)) ** 4
 
-    search = api.scan(small_model, small_data, metric=open_to_the_end, workers=1).num_samples
+    search = api.scan(small_model, small_data, metric=open_to_the_end, workers=1, drift="off").num_samples
     assert search > 8
-    assert api.scan(small_model, small_data, metric="sqnr").num_samples in (8, 16, 32, 64, search)
+    assert api.scan(small_model, small_data, metric="sqnr", drift="off").num_samples in (8, 16, 32, 64, search)
 
 
 def test_a_race_by_divergence_probes_first_where_the_model_is_least_sure(small_model, small_data):
-    whole = api.scan(small_model, small_data, metric="kl_div", samples=24, per_output=True)
-    raced = api.scan(small_model, small_data, metric="kl_div", per_output=True)  # 24 samples are all there are
+    whole = api.scan(small_model, small_data, metric="kl_div", samples=24, per_output=True, drift="off")
+    # 24 samples are all there are.
+    raced = api.scan(small_model, small_data, metric="kl_div", per_output=True, drift="off")
     assert 8 <= raced.num_samples < 24
     note = next(note for note in raced.notes if "least sure" in note)
     assert f"the {raced.num_samples} of which" in note and "means over 24 samples" in note
@@ -284,8 +285,8 @@ def test_a_race_by_divergence_probes_first_where_the_model_is_least_sure(small_m
 
 
 def test_the_weights_of_both_errors_rank_the_tensors(small_model, small_data):
-    one = api.scan(small_model, small_data, samples=8, combined_weights=(1, 0))
-    both = api.scan(small_model, small_data, samples=8)
+    one = api.scan(small_model, small_data, samples=8, combined_weights=(1, 0), drift="off")
+    both = api.scan(small_model, small_data, samples=8, drift="off")
     assert (one.combined_weights, both.combined_weights) == ((1, 0), (0.5, 0.5))
     local = [row.local for row in one.tensors]
     assert local == sorted(local, reverse=True)

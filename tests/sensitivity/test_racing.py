@@ -123,22 +123,24 @@ def test_what_no_sample_tells_keeps_a_foretold_race_open_too():
 
 
 def test_the_scan_races_unless_samples_are_asked_for(small_model, small_data):
-    whole = api.scan(small_model, small_data, samples=16, schemes=["int8"])
+    whole = api.scan(small_model, small_data, samples=16, schemes=["int8"], drift="off")
     assert whole.num_samples == 16
-    raced = api.scan(small_model, small_data, schemes=["int8"])
+    raced = api.scan(small_model, small_data, schemes=["int8"], drift="off")
     assert raced.num_samples in (*LOOKS, 24)  # 24: all search samples there are
-    same = api.scan(small_model, small_data, samples=raced.num_samples, schemes=["int8"])
+    same = api.scan(small_model, small_data, samples=raced.num_samples, schemes=["int8"], drift="off")
     wanted = {score.layer: score.value for score in same.layers}
     assert {score.layer: score.value for score in raced.layers} == pytest.approx(wanted)
 
 
 def test_a_rescue_scan_ranks_by_what_the_return_to_float_takes_away(small_model, small_data, tmp_path):
     path = tmp_path / "rescue.json"
-    found = api.scan(small_model, small_data, mode="rescue", samples=8, schemes=["int8"], output=path)
+    found = api.scan(small_model, small_data, mode="rescue", samples=8, schemes=["int8"], output=path, drift="off")
     assert found.num_samples == 8 and found.mode == "rescue" and "goes" in found.metric.text
     assert [s.value for s in found.layers] == sorted((s.value for s in found.layers), reverse=True)
     assert all(0 <= s.low <= s.value <= s.high for s in found.layers) and found.layers[0].value > 0
-    assert {s.layer for s in found.layers} == {s.layer for s in api.scan(small_model, small_data, samples=8).layers}
+    assert {s.layer for s in found.layers} == {
+        s.layer for s in api.scan(small_model, small_data, samples=8, drift="off").layers
+    }
     assert api.read_scan(path) == found
     assert api.pick(path, coverage=0.5).layers[0] == found.layers[0].layer
     with pytest.raises(UsageError, match="rescue"):

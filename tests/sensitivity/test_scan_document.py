@@ -11,6 +11,7 @@ from scan_facts import scan, scan_of, score
 
 from quantsieve import api
 from quantsieve.errors import InputError
+from quantsieve.sensitivity.drift import Drift
 from quantsieve.sensitivity.local import TensorRow
 from quantsieve.sensitivity.metrics import Meaning, get
 from quantsieve.sensitivity.scan_document import PRICED, SCHEMA, parse_scan, scan_text
@@ -39,15 +40,22 @@ rows = st.lists(
         weights_corrected=errors,
         tensors=st.dictionaries(names, errors, max_size=3),
         keep_float=st.booleans(),
+        drift=st.none() | errors | st.just(math.inf),
     ),
     max_size=6,
     unique_by=lambda row: (row.layer, row.scheme),
 )
 
+drifts = st.lists(
+    st.builds(Drift, names, errors, errors | st.just(math.inf), num_samples=counts)
+    | st.builds(Drift, names, st.none() | errors, st.none(), names),
+    max_size=2,
+).map(tuple)
 
-@given(rows, names, counts, st.lists(names, max_size=2).map(tuple))
-def test_a_written_scan_is_read_back_equal(found, name, seed, notes):
-    made = scan(found, ("int8", "int8-channel"), model_file=name, seed=seed, notes=notes)
+
+@given(rows, names, counts, st.lists(names, max_size=2).map(tuple), drifts)
+def test_a_written_scan_is_read_back_equal(found, name, seed, notes, drift):
+    made = scan(found, ("int8", "int8-channel"), model_file=name, seed=seed, notes=notes, drift=drift)
     assert parse_scan(scan_text(made), "scan.json") == made
 
 
@@ -116,11 +124,42 @@ def test_an_error_below_0_is_refused_and_an_sqnr_below_0_is_not():
 def test_a_scan_of_schema_2_is_read(mode):
     made = scan_of([3.0, 2.0], mode=mode, metric=PRICED[mode])
     document = json.loads(scan_text(made))
-    del document["combined_weights"]
+    del document["combined_weights"], document["drift"]
     document |= {"schema": 2, "metric": {"name": "relative squared error", "text": "x", "direction": "y", "unit": "z"}}
     assert parse_scan(json.dumps(document), "scan.json") == made
     del document["mode"], document["tensors"]  # as the first files of that schema
     assert parse_scan(json.dumps(document), "scan.json").mode == "alone"
+
+
+def drift_row(**changes):
+    row = {"scheme": "int8", "simulated": 0.25, "measured": 0.5, "ratio": 2.0, "samples": 8, "reason": None}
+    return {**row, **changes}
+
+
+def test_the_drift_of_a_scheme_is_written_with_its_ratio():
+    made = scan_of([1.0], drift=(Drift("int8", 0.25, 0.5, num_samples=8), Drift("int8-channel", 0.25, None, "why")))
+    first, second = json.loads(scan_text(made))["drift"]
+    assert first == drift_row()
+    assert second == drift_row(scheme="int8-channel", measured=None, ratio=None, samples=0, reason="why")
+
+
+@pytest.mark.parametrize(
+    ("simulated", "measured", "ratio", "is_outside"),
+    [
+        (0.5, 0.5, 1.0, False),
+        (0.5, 0.6, 1.2, True),
+        (0.5, 0.25, 0.5, True),
+        (0.5, math.inf, math.inf, True),
+        (0.0, 0.5, math.inf, True),
+        (0.0, 1e-14, math.inf, False),  # float rounding
+        (0.0, 0.0, None, False),
+        (math.inf, math.inf, None, False),
+        (0.5, None, None, False),
+    ],
+)
+def test_drift_is_the_measured_over_the_simulated_error(simulated, measured, ratio, is_outside):
+    found = Drift("int8", simulated, measured)
+    assert (found.ratio, found.is_outside) == (ratio, is_outside)
 
 
 def changed(change):
@@ -151,6 +190,12 @@ def changed(change):
         (lambda d: d["layers"][0].update(score=10**400), "10000"),
         (lambda d: d["layers"][0].update(score=None), "null instead of a number"),
         (lambda d: d["layers"][0].update(score=True), "true instead of a number"),
+        (lambda d: d["layers"][0].update(drift="1"), '"1" instead of a number of 0 or more as drift'),
+        (lambda d: d.update(drift={}), "a list as drift"),
+        (lambda d: d.update(drift=[1]), r"1 instead of an object as drift\[0\]"),
+        (lambda d: d.update(drift=[drift_row(measured=-1)]), "-1 instead of a number of 0 or more as measured"),
+        (lambda d: d.update(drift=[drift_row(reason="none")]), "0.5 instead of null, as there is a reason"),
+        (lambda d: d.update(drift=[drift_row(samples=None)]), "null instead of a whole number"),
         (lambda d: d["layers"][0].update(nodes=[1]), "a list of texts as nodes"),
         (lambda d: d["layers"][0].update(half=1), "1 instead of a text or null as half"),
         (lambda d: d["layers"][0].update(tie=0), "0 instead of true, false or null"),
@@ -221,7 +266,7 @@ def test_tensors_come_back_with_errors_that_have_no_end():
 
 
 def test_the_scan_of_a_model_tells_both_errors_of_its_tensors(small_model, small_data):
-    found = api.scan(small_model, small_data, samples=8, schemes=["int8"])
+    found = api.scan(small_model, small_data, samples=8, schemes=["int8"], drift="off")
     assert [row.combined for row in found.tensors] == sorted((row.combined for row in found.tensors), reverse=True)
     assert {row.root for row in found.tensors} >= {"x"}
     for row in found.tensors:

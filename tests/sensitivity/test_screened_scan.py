@@ -33,7 +33,7 @@ def data():
 @pytest.fixture(scope="module")
 def both(model, data):
     """Screened and exact, under one scheme."""
-    return [api.scan(model, data, samples=8, schemes=["int8"], screen=screen) for screen in ("on", "off")]
+    return [api.scan(model, data, samples=8, schemes=["int8"], screen=screen, drift="off") for screen in ("on", "off")]
 
 
 def test_a_screened_scan_ranks_as_the_exact_one(both):
@@ -44,7 +44,7 @@ def test_a_screened_scan_ranks_as_the_exact_one(both):
 
 def test_weights_in_files_are_screened_like_those_in_memory(model, data, both, monkeypatch):
     monkeypatch.setattr(aside, "LARGE", 256)
-    found = api.scan(model, data, samples=8, schemes=["int8"], screen="on")
+    found = api.scan(model, data, samples=8, schemes=["int8"], screen="on", drift="off")
     assert found.screen == both[0].screen and found.screen.screened > 0
     assert [row.layer for row in found.layers] == [row.layer for row in both[0].layers]
     assert [row.value for row in found.layers] == pytest.approx([row.value for row in both[0].layers], rel=1e-3)
@@ -80,14 +80,14 @@ def screened_spread(scan):
 
 
 def test_a_race_over_several_batches_keeps_its_screen(model, data):
-    found = api.scan(model, data, schemes=["int8"], screen="on")
+    found = api.scan(model, data, schemes=["int8"], screen="on", drift="off")
     assert found.num_samples > 8 and found.screen.screened > 0  # 8 make the first batch
-    again = api.scan(model, data, schemes=["int8"], screen="on", workers=1)
+    again = api.scan(model, data, schemes=["int8"], screen="on", workers=1, drift="off")
     assert found == again
 
 
 def test_a_small_graph_is_exact_by_itself(small_model, small_data):
-    assert api.scan(small_model, small_data, samples=4).screen is None
+    assert api.scan(small_model, small_data, samples=4, drift="off").screen is None
 
 
 def test_the_command_line_marks_what_was_screened(model, data, tmp_path):

@@ -4,7 +4,6 @@ What can be worked out from the fields (shares, ratios, ranks, reasons) is a fun
 of the report says the same.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +20,7 @@ from quantsieve.front import (
     size_reduction_kept,
 )
 from quantsieve.reports import _numbers as numbers
+from quantsieve.sensitivity.drift import error_ratio
 from quantsieve.targets.timing import Ratio, ratio
 
 VERSION = 1
@@ -151,14 +151,8 @@ def is_baseline(candidate: Candidate) -> bool:
 
 
 def mse_ratio(candidate: Candidate) -> float | None:
-    """Measured over simulated squared error, 1 when the file does what was simulated; inf when the
-    simulation has none; None where one is missing or both are 0."""
-    measured, simulated = candidate.measured_mse, candidate.simulated_mse
-    if measured is None or simulated is None or math.isnan(measured) or math.isnan(simulated):
-        return None
-    if simulated == 0:
-        return None if measured == 0 else math.inf
-    return measured / simulated
+    """Measured over simulated squared error, as `error_ratio` has it."""
+    return error_ratio(candidate.measured_mse, candidate.simulated_mse)
 
 
 def outcome(candidate: Candidate) -> Measured | Failed | None:

@@ -20,7 +20,7 @@ from quantsieve.reports.summary import LayerFacts, Prediction, Price, Splits, Su
 from quantsieve.run.line import Line, TimeUp
 from quantsieve.run.progress import Step
 from quantsieve.run.spec import Limits
-from quantsieve.run.trials import Built, Deadline, Trials
+from quantsieve.run.trials import Built, Deadline, Trials, same_samples
 from quantsieve.schemes._static import by_name
 from quantsieve.search.milp import cheapest_noise
 from quantsieve.search.mincut import hull
@@ -317,10 +317,11 @@ class Search:
         )
 
     def _candidate(self, trial: Trial) -> Candidate:
-        simulated, measured = _same_samples(trial)
+        simulated, measured = same_samples(trial.built, trial.search)
         notes = list(trial.notes)
         if simulated and measured and measured > MSE_RATIO_LIMIT * simulated:
-            notes.append(self._ratio_reason(measured / simulated))
+            reason = self.trials.drift_reason()
+            notes.append(f"measured squared error is {measured / simulated:.1f} times the simulated one: {reason}")
         return Candidate(
             id=trial.plan.id,
             origin=trial.origin,
@@ -336,14 +337,6 @@ class Search:
             ran=trial.ran,
             notes=tuple(notes),
         )
-
-    def _ratio_reason(self, ratio: float) -> str:
-        found = self.trials.saturation
-        if self.trials.weight_type == "s8" and found is not None and found.saturates:
-            reason = "signed weights saturate in this processor's integer kernels: use --weight-type u8"
-        else:
-            reason = "integer kernels here compute something else than the fake-quantized simulation"
-        return f"measured squared error is {ratio:.1f} times the simulated one: {reason}"
 
     def _saturation_text(self) -> str:
         found, chosen = self.trials.saturation, self.trials.weight_type
@@ -381,14 +374,6 @@ def layer_prices(line: Line, problem: Problem) -> tuple[Price, ...]:
             mean, half = float(sums.mean()), float(half_width(sums, doubt))
             found.append(Price(layer, scheme, mean, max(0.0, mean - half), mean + half))
     return tuple(found)
-
-
-def _same_samples(trial: Trial) -> tuple[float | None, float | None]:
-    """(simulated, measured) mean squared error on the samples that both have."""
-    if not isinstance(trial.search, Measured) or not len(trial.built.simulated):
-        return None, None
-    count = len(trial.built.simulated)
-    return float(trial.built.simulated.mean()), float(trial.search.errors[:count].mean())
 
 
 def _prediction(candidates: Sequence[Candidate]) -> Prediction | None:

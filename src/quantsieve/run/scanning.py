@@ -10,7 +10,7 @@ import numpy as np
 
 from quantsieve import tasks
 from quantsieve.data import batches
-from quantsieve.errors import UsageError
+from quantsieve.errors import InputError, UsageError
 from quantsieve.model.graph import Graph
 from quantsieve.model.load import open_model
 from quantsieve.model.units import Layer
@@ -82,6 +82,8 @@ def scan_line(line: Line, scoring: Scoring) -> ScanResult:
     """Every layer of the model: ranked under each scheme that it may have, or refused with the reason."""
     options = line.options
     refusals = options.refusals
+    if options.schemes:
+        _check_outputs(line.graph)
     choices = _choices(line)
     meaning = PRICED[scoring.mode]
     layers: tuple[Score, ...] = ()
@@ -124,6 +126,13 @@ def scan_line(line: Line, scoring: Scoring) -> ScanResult:
             *_scan_notes(line, layers if meaning is PRICED["alone"] else ()),
         ),
     )
+
+
+def _check_outputs(graph: Graph) -> None:
+    """Raises InputError when no output is float: nothing could be compared."""
+    if not any("float" in value.dtype for value in graph.outputs):
+        found = ", ".join(f"'{value.name}' of {value.dtype}" for value in graph.outputs)
+        raise InputError("at least one float output", found, "Expose the logits as an output of the model.")
 
 
 def _probed(line: Line, choices: Sequence[Choice], measure: Measure, scoring: Scoring) -> tuple[tuple[Score, ...], int]:

@@ -34,7 +34,7 @@ VERSION = 4
 KILLED = "SIGKILL"  # nothing in a model sends it: somebody outside did
 EVALUATION_BYTES = 4 << 20  # of inputs of one batch on the target, which runs as many at a time as it has threads
 SEARCH_SAMPLES = 256  # most that a candidate is measured on: a squared error needs no more to tell plans apart
-KEPT_BYTES = 192 << 20  # of walks over plans, on calibration and on scan samples each
+KEPT_BYTES = 192 << 20  # most of walks over plans, on calibration and on scan samples each
 PRECISION = 0.02  # of a median latency, at which timing ends
 EVALUATION_BATCH = 32  # most samples of it; with 128 small models' activations leave the processor's caches
 
@@ -68,10 +68,16 @@ class Times:
 
 
 class Trials:
-    """Builds and measures the candidates of one line on its target."""
+    """Builds and measures the candidates of one line on its target.
 
-    def __init__(self, line: Line):
+    indices: samples that plans are simulated and measured on, and no others; None for the scan's and the splits.
+    task: None for that of the settings, or the one that fits.
+    """
+
+    def __init__(self, line: Line, indices: np.ndarray | None = None, task: str | None = None):
         self.line = line
+        self._indices = indices
+        self._task = task
         self.store = line.store
         self.target = line.target
         self._reference: tuple[str, Reference] | None = None  # of the split in work; a large model's can be large
@@ -99,6 +105,14 @@ class Trials:
         found = self.saturation
         return "u8" if found is not None and found.saturates and not found.u8_saturates else "s8"
 
+    def drift_reason(self) -> str:
+        """Why a file may do something else than its simulation here."""
+        found = self.saturation
+        if self.weight_type == "s8" and found is not None and found.saturates:
+            todo = "" if found.u8_saturates else ": use --weight-type u8"
+            return f"signed weights saturate in this processor's integer kernels{todo}"
+        return "integer kernels here compute something else than the fake-quantized simulation"
+
     @cached_property
     def _uncorrected(self) -> Ingredients:
         return self.line.parts(self.weight_type).with_corrections(NO_CORRECTIONS)
@@ -106,6 +120,8 @@ class Trials:
     @cached_property
     def task(self) -> str:
         line = self.line
+        if self._task is not None:
+            return self._task
         if line.settings.metric is not None:
             return line.settings.metric
         exam = self._exam("search", line.split.search[:2], "agreement")
@@ -123,6 +139,8 @@ class Trials:
 
     @cached_property
     def exams(self) -> Mapping[str, Exam]:
+        if self._indices is not None:
+            return {"search": self._exam("search", self._indices, self.task)}
         split = self.line.split
         count = max(SEARCH_SAMPLES, len(self.line.scan_indices))  # simulation and measurement share the scan samples
         return {
@@ -160,7 +178,7 @@ class Trials:
         search samples': a wrong one would else be found at the very end."""
         task, labels = get_task(exam.task), exam.labels
         task.check(outputs, labels)
-        if labels is not None and exam.split == "search":
+        if labels is not None and exam.split == "search" and self._indices is None:
             rest = self.line.samples.labels[self.line.split.final]  # type: ignore[index]
             rows = np.arange(len(rest)) % len(labels)  # only the classes of these outputs matter here
             task.check({name: array[rows] for name, array in outputs.items()}, rest)
@@ -169,6 +187,10 @@ class Trials:
         task = get_task(exam.task)
         samples = [self.line.samples.fingerprint(), array_key(exam.indices)]
         return {"samples": samples, "task": [task.name, task.version], "environment": self.environment}
+
+    @property
+    def scan_indices(self) -> np.ndarray:
+        return self.line.scan_indices if self._indices is None else self._indices
 
     # --- one candidate ----------------------------------------------------------------------------------------
 
@@ -180,7 +202,7 @@ class Trials:
         versions = {"quantize": writing.VERSION, "repair": repair.VERSION}
         inputs = [line.prepared_key]
         if plan.quantized():
-            inputs += [line.calibration_key, line.sample_key(line.scan_indices)]
+            inputs += [line.calibration_key, line.sample_key(self.scan_indices)]
         key = content_key("build", VERSION, {**settings, **versions}, inputs)
         path = line.store.plan_folder(plan.id) / "model.onnx"
         found = line.store.load("build", key, Built)
@@ -202,19 +224,23 @@ class Trials:
         line.store.save("build", key, built)
         return built
 
+    @property
+    def _kept_bytes(self) -> int:
+        return min(KEPT_BYTES, self.line.memory.limit // 8)
+
     @cached_property
     def _correction_walks(self) -> Walks:
-        return Walks(self.line.executor, self.line.correction_batches, KEPT_BYTES)
+        return Walks(self.line.executor, self.line.correction_batches, self._kept_bytes)
 
     @cached_property
     def _scan_walks(self) -> list[tuple[Walks, dict[str, np.ndarray], int]]:
         """For each batch of scan samples its walks, the float outputs, and how many samples it has."""
         line = self.line
-        fed = list(batches(line.samples, line.scan_indices, line.batch))
+        fed = list(batches(line.samples, self.scan_indices, line.batch))
         found = []
         for part, feeds in fed:
             values = line.executor.forward(feeds, keep=lambda name: False)
-            walks = Walks(line.executor, [feeds], KEPT_BYTES // len(fed))
+            walks = Walks(line.executor, [feeds], self._kept_bytes // len(fed))
             found.append((walks, float_outputs(line.executor, values), len(part)))
         return found
 
@@ -282,6 +308,13 @@ class Trials:
             return Times(dict(zip(ids, rounds, strict=True)), None)
 
         return self.line.fact("latency", key, Times, compute, lambda times: times.reason is None)
+
+
+def same_samples(built: Built, outcome: Outcome | None) -> tuple[float | None, float | None]:
+    """(simulated, measured) mean squared error on the samples that both have."""
+    if not isinstance(outcome, Measured) or not len(built.simulated):
+        return None, None
+    return float(built.simulated.mean()), float(outcome.errors[: len(built.simulated)].mean())
 
 
 def _twice(work: Callable[[], Answer]) -> Answer:

@@ -48,6 +48,7 @@ class Score:
     stage: str | None = None  # around the block: blocks of one resolution, or a head
     half: str | None = None  # within the block: attention or MLP
     is_exact: bool = True  # no part of it was screened
+    drift: float | None = None  # measured over simulated squared error of the layer alone; None: not measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quantsieve.errors import InputError
+from quantsieve.sensitivity.drift import Drift
 from quantsieve.sensitivity.local import TensorRow, decibel
 from quantsieve.sensitivity.metrics import HIGHER, LOWER, METRICS, Meaning
 from quantsieve.sensitivity.ranking import Refused, Score
@@ -50,7 +51,8 @@ class Screen:
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """Scores of each layer alone under each scheme, worst first; simulated, never measured on a target."""
+    """Scores of each layer alone under each scheme, worst first: simulated. drift: what a real session
+    makes of the fully quantized model, by scheme; empty where none was run."""
 
     model_file: str
     model_key: str  # content key of the model's bytes
@@ -66,6 +68,7 @@ class ScanResult:
     mode: str = "alone"  # or 'rescue': scores are what a layer's return to float takes away
     metric: Meaning = PRICED["alone"]  # what a score is
     combined_weights: tuple[float, float] = _EVEN  # of the local and the accumulated error in `combined`
+    drift: tuple[Drift, ...] = ()
     screen: Screen | None = None  # None where all scores are exact from the start
 
     @property
@@ -99,6 +102,7 @@ class ScanResult:
             },
             "combined_weights": dict(zip(("local", "accumulated"), self.combined_weights, strict=True)),
             "screen": None if self.screen is None else _screen_row(self.screen),
+            "drift": [_drift_row(drift) for drift in self.drift],
             "layers": [_row(number, score) for number, score in enumerate(self.layers, start=1)],
             "tensors": [_tensor_row(number, row) for number, row in enumerate(self.tensors, start=1)],
             "refused": [{"layer": r.layer, "op_type": r.op_type, "reason": r.reason} for r in self.refused],
@@ -112,6 +116,16 @@ def _screen_row(screen: Screen) -> dict[str, object]:
         "checked": screen.checked,
         "screened": screen.screened,
         "sources": screen.sources,
+    }
+
+
+def _drift_row(drift: Drift) -> dict[str, object]:
+    values = {"simulated": drift.simulated, "measured": drift.measured, "ratio": drift.ratio}
+    return {
+        "scheme": drift.scheme,
+        **{name: None if value is None else _finite(value) for name, value in values.items()},
+        "samples": drift.num_samples,
+        "reason": drift.reason,
     }
 
 
@@ -142,6 +156,7 @@ def _row(number: int, score: Score) -> dict[str, object]:
         **({"outputs": {name: _finite(value) for name, value in score.outputs.items()}} if score.outputs else {}),
         **({"channels": {name: [*map(_finite, found)] for name, found in score.channels.items()}}
            if score.channels else {}),
+        **({"drift": _finite(score.drift)} if score.drift is not None else {}),
     }  # fmt: skip
 
 
@@ -266,6 +281,7 @@ def _scan(document: Mapping[str, Any]) -> ScanResult:
         refused=tuple(refused),
         notes=_texts(document, "notes", ""),
         screen=None if document.get("screen") is None else _screen(_object(document["screen"], "screen")),
+        drift=tuple(_drift(row, f"drift[{i}]") for i, row in enumerate(_list({"drift": [], **document}, "drift", ""))),
         tensors=tuple(
             _tensor(row, f"tensors[{i}]") for i, row in enumerate(_list({"tensors": [], **document}, "tensors", ""))
         ),
@@ -295,6 +311,18 @@ def _screen(row: Mapping[str, Any]) -> Screen:
         raise _wrong(row, "rank_correlation", "screen", "a number of -1 to 1 or null")
     counts = (_count(row, name, "screen") for name in ("checked", "screened", "sources"))
     return Screen(None if rank is None else float(rank), *counts)
+
+
+def _drift(row: object, where: str) -> Drift:
+    row = _object(row, where)
+    reason = None if row.get("reason") is None else _text(row, "reason", where)
+    unknown = math.inf if reason is None else None  # what null stands for
+    simulated, measured = (
+        unknown if row.get(name, 0) is None else _error(row, name, where) for name in ("simulated", "measured")
+    )
+    if reason is not None and measured is not None:
+        raise _wrong(row, "measured", where, "null, as there is a reason,")
+    return Drift(_text(row, "scheme", where), simulated, measured, reason, _count(row, "samples", where))
 
 
 def _tensor(row: object, where: str) -> TensorRow:
@@ -358,7 +386,14 @@ def _score(row: object, where: str, metric: Meaning) -> Score:
             for name in channels
         },
         is_exact=is_exact,
+        drift=_row_drift(row, where),
     )
+
+
+def _row_drift(row: Mapping[str, Any], where: str) -> float | None:
+    if "drift" not in row:  # not measured
+        return None
+    return math.inf if row["drift"] is None else _error(row, "drift", where)
 
 
 def _wrong(row: Mapping[str, Any], name: str, where: str, wanted: str) -> _Wrong:
