@@ -96,8 +96,19 @@ def test_a_layer_of_8_bit_weights_alone_is_never_made_an_integer_one_that_rounds
     rounded = place(kit.graph, kit.structure, plan, kit.parts().schemes)
     for layer in kit.structure.quantizable:
         if plan.scheme(layer.name) == "w8" and layer.op_type in ("Conv", "ConvTranspose"):
-            assert found[layer.name] != "int8", layer.name
+            assert found[layer.name] == "float", layer.name
             assert layer.output not in rounded.outputs
+
+
+def test_weights_alone_of_convolutions_are_floats_once_the_file_is_loaded(tmp_path: Path) -> None:
+    """So they run as float ones do, in their blocked layout: nothing is left of Cast, Mul or DequantizeLinear."""
+    kit = kit_named("convolutions")
+    path = planned.save_plan(tmp_path, kit, full_plan(kit.options, "w8"))
+    floats = OrtCpu().audit(planned.save(tmp_path, kit.graph.model)).op_counts
+    convolutions = {name: count for name, count in floats if name.endswith("Conv")}
+    found = dict(OrtCpu().audit(path).op_counts)
+    assert convolutions and {name: found.get(name) for name in convolutions} == convolutions
+    assert not {"Cast", "Mul"} & set(found)
 
 
 def test_16_bit_tensors_take_onnxruntimes_own_operators_below_opset_21(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import onnx
 from quantsieve.model.execute import Affine
 from quantsieve.model.units import Layer, Tensor, layout_root
 from quantsieve.plan import Options, Placement, Plan, Read, Rounded, place
-from quantsieve.schemes._affine import QuantizedBias
+from quantsieve.schemes._affine import QuantizedBias, QuantizedWeight, along_axis
 from quantsieve.search.prices import Costs
 from quantsieve.weights import Ingredients
 
@@ -91,11 +91,14 @@ class _Writer:
         made = self.parts.integers(layer, self.plan.scheme(layer.name))
         node = self.nodes[layer.nodes[0]]
         weight = made.weight
-        unsigned = self.parts.weight_type == "u8"
         is_corrected = self.parts.corrections.shift(self.plan.scheme(layer.name), layer.name) is not None
-        ints = (weight.values.astype(np.int16) + 128).astype(np.uint8) if unsigned else weight.values
-        zero = np.full(weight.scale.shape, 128 if unsigned else 0, ints.dtype)
-        self._dequantize(node, 1, ints, weight.scale, zero, weight.axis)
+        if _is_folded(self.parts, layer, self.plan.scheme(layer.name)):
+            self._multiply(node, weight)
+        else:
+            unsigned = self.parts.weight_type == "u8"
+            ints = (weight.values.astype(np.int16) + 128).astype(np.uint8) if unsigned else weight.values
+            zero = np.full(weight.scale.shape, 128 if unsigned else 0, ints.dtype)
+            self._dequantize(node, 1, ints, weight.scale, zero, weight.axis)
         if isinstance(made.bias, QuantizedBias):
             axis = 0 if made.bias.scale.ndim else None
             self._dequantize(node, 2, made.bias.values, made.bias.scale, None, axis)
@@ -119,6 +122,15 @@ class _Writer:
             made.attribute.append(onnx.helper.make_attribute("axis", axis))
         self.before.setdefault(node.name, []).append(made)
         node.input[index] = made.output[0]
+
+    def _multiply(self, node: onnx.NodeProto, weight: QuantizedWeight) -> None:
+        """Cast and Mul in front of the weight: a target folds them when it loads the file, as it never does a DQ."""
+        cast = self._node("Cast", [self._constant("w", weight.values)], "C")
+        cast.attribute.append(onnx.helper.make_attribute("to", onnx.TensorProto.FLOAT))
+        scale = along_axis(weight.scale, weight.axis, weight.values.ndim)
+        product = self._node("Mul", [cast.output[0], self._shared_constant("s", scale)], "M")
+        self.before.setdefault(node.name, []).extend([cast, product])
+        node.input[1] = product.output[0]
 
     def _round_output(self, root: str, form: str) -> str:
         """Round a value for all who read it, the world included; the name of what they read then. Its layer is
@@ -255,12 +267,23 @@ def count_bytes(parts: Ingredients, options: Options, float_bytes: int) -> Costs
 _NAME = "w999"
 
 
+def _is_folded(parts: Ingredients, layer: Layer, scheme: str) -> bool:
+    """Whether the layer's weights are to be floats once the file is loaded: those of convolutions in float, which have
+    no kernel for other ones, and run three times as long on weights that are no constants (1.32)."""
+    return parts.schemes[scheme].activation is None and layer.op_type in ("Conv", "ConvTranspose")
+
+
 def _layer_bytes(parts: Ingredients, layer: Layer, scheme: str) -> int:
     if layer.weight is None:
         return 0
     made = parts.integers(layer, scheme)
-    node = _node_bytes("DequantizeLinear", 3, {"axis": 0} if made.weight.axis not in (None, 1) else {})
-    added = _array_bytes(made.weight.values) + _array_bytes(made.weight.scale) + node
+    scale = made.weight.scale
+    if _is_folded(parts, layer, scheme):
+        scale = along_axis(scale, made.weight.axis, made.weight.values.ndim)
+        node = _node_bytes("Cast", 1, {"to": 1}) + _node_bytes("Mul", 2, {})
+    else:
+        node = _node_bytes("DequantizeLinear", 3, {"axis": 0} if made.weight.axis not in (None, 1) else {})
+    added = _array_bytes(made.weight.values) + _array_bytes(scale) + node
     gone = _constant_bytes(parts, layer.weight) + len(layer.weight) - len(_NAME)
     if isinstance(made.bias, QuantizedBias) and layer.bias is not None:
         added += _array_bytes(made.bias.values) + _array_bytes(made.bias.scale)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from quantsieve import schemes
 from quantsieve.evaluation import Estimate, Failed, Measured
 from quantsieve.front import (
     Candidate,
@@ -180,16 +181,12 @@ def precision(summary: Summary, candidate: Candidate) -> Precision | None:
     if not candidate.ran:
         return None
     plan, ran = candidate.plan, candidate.ran
-    asked = plan.quantized()
+    wanted = {name: schemes.get(plan.scheme(name)).runs_as for name in plan.quantized()}
+    asked = [name for name, precisions in wanted.items() if precisions == {"int8"}]
     choosable = [layer.name for layer in summary.layers if layer.refusal is None and layer.name in ran]
-    differing = {
-        name: ran[name]
-        for name in choosable
-        if ran[name] != "gone" and (ran[name] == "float") == plan.is_quantized(name)
-    }
-    differing |= {name: ran[name] for name in choosable if ran[name] == "mixed"}
+    differing = {name: ran[name] for name in choosable if ran[name] not in {"gone", *wanted.get(name, {"float"})}}
     quantized = [ran.get(name, "gone") for name in asked]
-    integer = sum(found not in ("float", "gone", "mixed") for found in quantized)
+    integer = quantized.count("int8")
     return Precision(len(asked), integer, quantized.count("gone"), differing)
 
 

@@ -16,6 +16,7 @@ class Scheme(Protocol):
     version: ClassVar[int]
     activation: ClassVar[str | None]  # format of the tensors around a layer of this scheme; None: they stay float
     description: ClassVar[str]
+    runs_as: ClassVar[frozenset[str]]  # precisions that a target may tell of a layer under it (see targets/audit.py)
 
     def refusal(self, layer: Layer, opset: int) -> str | None:
         """Why this layer cannot have the scheme; None when it can."""
@@ -36,6 +37,7 @@ class StaticInt8:
     description: ClassVar[str]
     version: ClassVar[int] = 1
     activation: ClassVar[str | None] = "uint8"
+    runs_as: ClassVar[frozenset[str]] = frozenset({"int8"})
     per_channel: ClassVar[bool]
     min_opset: ClassVar[int]
 

@@ -14,6 +14,7 @@ class A16W8(StaticInt8):
     name: ClassVar[str] = "a16w8"
     description: ClassVar[str] = "static QDQ, 16-bit activations, int8 weights, one scale an output channel"
     activation: ClassVar[str | None] = "uint16"
+    runs_as: ClassVar[frozenset[str]] = frozenset({"float"})
     per_channel: ClassVar[bool] = True
     min_opset: ClassVar[int] = 13
 

@@ -1,7 +1,8 @@
 """int8 weights, symmetric, per output channel: scale_c = max|w_c| / 127; activations and bias stay float. Opset 13.
 
-The file is as small as with static int8 and no activation is rounded; the layer runs in float, and its weights are
-turned to float whenever it runs.
+The file is as small as with static int8 and no activation is rounded; the layer runs in float. onnxruntime turns the
+weights of convolutions to float once, when it loads the file, and has kernels of its own for products of matrices
+(`writing.py` says how).
 """
 
 from typing import ClassVar
@@ -18,6 +19,8 @@ class W8:
     name: ClassVar[str] = "w8"
     version: ClassVar[int] = 1
     activation: ClassVar[str | None] = None
+    # A MatMul whose neighbours are int8 may become an integer kernel: its input is rounded then in any case.
+    runs_as: ClassVar[frozenset[str]] = frozenset({"float", "weight-only", "int8"})
     description: ClassVar[str] = "int8 weights only, one scale an output channel; the layer runs in float"
 
     def refusal(self, layer: Layer, opset: int) -> str | None:
