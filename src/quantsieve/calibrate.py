@@ -123,7 +123,7 @@ class Collector:
     def add(self, feeds: Mapping[str, np.ndarray], num_samples: int) -> None:
         structure = self.executor.structure
         roots = {tensor.root for tensor in structure.tensors}
-        inputs = {layer.inputs[0]: layer.name for layer in structure.quantizable if layer.weight is not None}
+        inputs = {layer.inputs[0]: layer.name for layer in structure.quantizable if layer.is_product}
         wanted = roots | set(inputs) | self.executor.graph.output_names
         values = self.executor.forward(feeds, keep=lambda name: name in wanted)
         for root in roots:
@@ -132,7 +132,7 @@ class Collector:
         # efficientnet_lite0, 65 against 64: six times the squared error once biases are corrected with it).
         wanted_means = num_samples if self.mean_samples is None else self.mean_samples - self._num_samples
         for layer in structure.quantizable if wanted_means > 0 else ():
-            if layer.weight is not None:
+            if layer.is_product:
                 array = values[layer.inputs[0]].numpy()
                 share = array if wanted_means >= num_samples else array[:wanted_means]
                 self._means.setdefault(layer.name, _Mean()).add(share)

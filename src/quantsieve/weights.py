@@ -69,8 +69,10 @@ def integers(
     shift = corrections.shift(scheme.name, layer.name)
     if bias is not None and shift is not None:
         bias = (bias - shift).astype(np.float32)
-    form, root = scheme.activation, layout_root(graph, layer.inputs[0])
-    return scheme.quantize(layer, weight, bias, None if form is None else calibration.ranges[root].affine(form).scale)
+    scale = None
+    if scheme.activation is not None:
+        scale = calibration.ranges[layout_root(graph, layer.inputs[0])].affine(scheme.activation).scale
+    return scheme.quantize(layer, weight, bias, scale)
 
 
 def channel_means(error: np.ndarray, layer: Layer) -> np.ndarray:

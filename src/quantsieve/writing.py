@@ -92,7 +92,9 @@ class _Writer:
         node = self.nodes[layer.nodes[0]]
         weight = made.weight
         is_corrected = self.parts.corrections.shift(self.plan.scheme(layer.name), layer.name) is not None
-        if _is_folded(self.parts, layer, self.plan.scheme(layer.name)):
+        if layer.is_lookup:
+            self._look_up(node, weight)
+        elif _is_folded(self.parts, layer, self.plan.scheme(layer.name)):
             self._multiply(node, weight)
         else:
             unsigned = self.parts.weight_type == "u8"
@@ -131,6 +133,16 @@ class _Writer:
         product = self._node("Mul", [cast.output[0], self._shared_constant("s", scale)], "M")
         self.before.setdefault(node.name, []).extend([cast, product])
         node.input[1] = product.output[0]
+
+    def _look_up(self, node: onnx.NodeProto, weight: QuantizedWeight) -> None:
+        """Rows of integers, and behind them Cast and Mul with the scales of the rows, looked up alike."""
+        made, node.output[0] = node.output[0], self._fresh("i")
+        node.input[0] = self._constant("w", weight.values)
+        cast = self._node("Cast", [node.output[0]], "C")
+        cast.attribute.append(onnx.helper.make_attribute("to", onnx.TensorProto.FLOAT))
+        scales = self._node("Gather", [self._constant("s", weight.scale[:, None]), node.input[1]], "L")
+        product = self._node("Mul", [cast.output[0], scales.output[0]], "M", made)
+        self.after.setdefault(node.name, []).extend([cast, scales, product])
 
     def _round_output(self, root: str, form: str) -> str:
         """Round a value for all who read it, the world included; the name of what they read then. Its layer is
@@ -178,7 +190,7 @@ class _Writer:
         if form is not None:
             return form != read.form
         maker = next((x for x in self.parts.structure.layers if x.output == read.root), None)
-        return maker is not None and maker.weight is not None
+        return maker is not None and maker.is_product
 
     def _put_together(self) -> None:
         """New nodes among the old ones, and the constants that are still read."""
@@ -278,7 +290,10 @@ def _layer_bytes(parts: Ingredients, layer: Layer, scheme: str) -> int:
         return 0
     made = parts.integers(layer, scheme)
     scale = made.weight.scale
-    if _is_folded(parts, layer, scheme):
+    if layer.is_lookup:
+        scale = scale[:, None]
+        node = _node_bytes("Cast", 1, {"to": 1}) + _node_bytes("Gather", 2, {}) + _node_bytes("Mul", 2, {})
+    elif _is_folded(parts, layer, scheme):
         scale = along_axis(scale, made.weight.axis, made.weight.values.ndim)
         node = _node_bytes("Cast", 1, {"to": 1}) + _node_bytes("Mul", 2, {})
     else:

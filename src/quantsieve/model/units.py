@@ -2,7 +2,8 @@
 
 A layer is a weighted op (Conv, ConvTranspose, Gemm, MatMul) with the bias Add of a MatMul and the Relu or Clip(0, c)
 after it; any other op that an integer kernel exists for (Add, Mul, pools, Concat, ...) is a layer of its own, with its
-Relu or Clip. Every other node is a layer with a reason why it stays float, except layout ops (Reshape, Transpose,
+Relu or Clip. A lookup (Gather of the rows of a constant table, as embeddings are) is a layer whose weights alone can be
+quantized. Every other node is a layer with a reason why it stays float, except layout ops (Reshape, Transpose,
 MaxPool, ...), which only pass a tensor on. A tensor is a root value and what layout ops make of it.
 
 The rule of fusing is onnxruntime's (measured with 1.32): Conv+Relu and Conv+Clip(0, c) become one QLinearConv when Q/DQ
@@ -18,9 +19,10 @@ import onnx_ir as ir
 
 from quantsieve.model.graph import Graph, has_subgraphs, node_inputs
 
-VERSION = 1
+VERSION = 2
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+LOOKUP = "Gather"
 # Ops with an integer kernel between DQ and Q (RUNTIME.md section 2), rounding their output; no weights.
 INTEGER_OPS = (
     "Add", "Mul", "AveragePool", "GlobalAveragePool", "Concat", "LeakyRelu", "Sigmoid",
@@ -52,6 +54,16 @@ class Layer:
     @property
     def is_quantizable(self) -> bool:
         return self.refusal is None
+
+    @property
+    def is_lookup(self) -> bool:
+        """Whether it only picks rows of its weights: there is nothing to multiply, and no activation that it reads."""
+        return self.op_type == LOOKUP
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it multiplies with constant weights."""
+        return self.weight is not None and not self.is_lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +127,13 @@ def _layer(graph: Graph, node: ir.Node) -> Layer:
     if node.op_type in WEIGHTED and node.domain == "":
         weight = _constant_name(graph, node, 1)
         bias = _constant_name(graph, node, 2) if node.op_type != "MatMul" else None
+    elif node.op_type == LOOKUP and refusal is None:
+        weight = _constant_name(graph, node, 0)
     if refusal is None and node.op_type == "MatMul" and weight is not None:
         add = _bias_add(graph, node)
         if add is not None:
             nodes.append(add)
-    if refusal is None:
+    if refusal is None and node.op_type != LOOKUP:
         activation = _activation(graph, nodes[-1])
         if activation is not None:
             nodes.append(activation)
@@ -134,7 +148,7 @@ def _layer(graph: Graph, node: ir.Node) -> Layer:
         name=node.name or "",
         op_type=node.op_type,
         nodes=tuple(n.name or "" for n in nodes),
-        inputs=() if refusal else _activation_inputs(graph, node),
+        inputs=() if refusal or node.op_type == LOOKUP else _activation_inputs(graph, node),
         output=output,
         weight=weight,
         bias=bias,
@@ -145,7 +159,7 @@ def _layer(graph: Graph, node: ir.Node) -> Layer:
         weight_bytes=weight_bytes,
         macs=_macs(graph, node),
         refusal=refusal,
-        rounds_output=not (node.op_type in ("Gemm", "MatMul") and len(nodes) == 1),
+        rounds_output=not (node.op_type in ("Gemm", "MatMul", LOOKUP) and len(nodes) == 1),
     )
 
 
@@ -167,6 +181,8 @@ def _refusal(graph: Graph, node: ir.Node) -> str | None:
         return f"operator {node.domain}.{node.op_type} is outside the standard domain"
     if has_subgraphs(node):
         return f"{node.op_type} holds a subgraph and is one unit"
+    if node.op_type == LOOKUP:
+        return _lookup_refusal(graph, node)
     if node.op_type not in WEIGHTED + INTEGER_OPS:
         return f"no int8 scheme for {node.op_type}"
     if len(node.outputs) != 1:
@@ -183,6 +199,20 @@ def _refusal(graph: Graph, node: ir.Node) -> str | None:
         return f"{node.op_type} with a constant operand"
     if node.op_type == "Concat" and len(names) < 2:
         return "Concat of one input"
+    return None
+
+
+def _lookup_refusal(graph: Graph, node: ir.Node) -> str | None:
+    name = _constant_name(graph, node, 0)
+    shape = graph.shape(name or "")
+    is_table = name is not None and graph.is_float32(name) and shape is not None and len(shape) == 2
+    if not is_table or _attribute(node, "axis", 0) not in (0, -2) or _constant_name(graph, node, 1) is not None:
+        return f"no int8 scheme for {node.op_type}"
+    array = graph.constant(name or "")
+    if array is None or array.size == 0:
+        return "its table is empty"
+    if not np.isfinite(array).all():
+        return f"its table {name} holds NaN or infinity"
     return None
 
 
@@ -236,6 +266,8 @@ def _channel_axis(node: ir.Node, weight: np.ndarray | None) -> int | None:
         return None
     if node.op_type == "Conv":
         return 0
+    if node.op_type == LOOKUP:
+        return 0  # a row has one scale
     if node.op_type == "Gemm":
         return 0 if _attribute(node, "transB", 0) else 1
     return 1  # ConvTranspose [in, out, ...], MatMul [in, out]

@@ -46,6 +46,8 @@ class StaticInt8:
             return layer.refusal
         if opset < self.min_opset:
             return f"{self.name} needs opset {self.min_opset}, the model has {opset}"
+        if layer.is_lookup:
+            return f"{layer.op_type} looks rows up: its weights alone can be quantized (w8)"
         if self.per_channel and layer.weight is None:
             return f"{layer.op_type} has no weights to scale per channel"
         return None

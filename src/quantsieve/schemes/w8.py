@@ -1,8 +1,8 @@
-"""int8 weights, symmetric, per output channel: scale_c = max|w_c| / 127; activations and bias stay float. Opset 13.
+"""int8 weights, symmetric, per output channel or row of a lookup: scale_c = max|w_c| / 127. Opset 13.
 
-The file is as small as with static int8 and no activation is rounded; the layer runs in float. onnxruntime turns the
-weights of convolutions to float once, when it loads the file, and has kernels of its own for products of matrices
-(`writing.py` says how).
+Activations and bias stay float. The file is as small as with static int8 and no activation is rounded; the layer runs
+in float. onnxruntime turns the weights of convolutions to float once, when it loads the file, and has kernels of its
+own for products of matrices (`writing.py` says how).
 """
 
 from typing import ClassVar

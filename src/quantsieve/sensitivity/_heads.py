@@ -28,7 +28,7 @@ def find_heads(graph: Graph, structure: Structure) -> dict[str, str]:
     mask = _results(graph, {layer: bit[label] for layer, label in kinds.items()})
     of_layer = {layer.name: mask[layer.nodes[0]] for layer in structure.layers}
     total = (1 << len(labels)) - 1
-    weighted = [layer.name for layer in structure.layers if layer.weight is not None]
+    weighted = [layer.name for layer in structure.layers if layer.is_product]
     parts = {of_layer[name] for name in weighted if of_layer[name] < total}
     largest = [part for part in parts if not any(part != other and part | other == other for other in parts)]
     if len(largest) < 2:
@@ -86,7 +86,7 @@ def _readers(graph: Graph, node: str) -> list[str]:
 
 def _kinds(graph: Graph, structure: Structure) -> Kinds:
     """The kind of result that each last layer gives; {} where there is but one."""
-    weighted = {layer.nodes[0]: layer for layer in structure.layers if layer.weight is not None}
+    weighted = {layer.nodes[0]: layer for layer in structure.layers if layer.is_product}
     reached: dict[str, frozenset[str]] = {}  # outputs without a weighted layer between
     for node in reversed(graph.nodes):
         name = node.name or ""

@@ -20,7 +20,7 @@ def blocks_by_graph(graph: Graph, structure: Structure) -> dict[str, str]:
     for layer in structure.quantizable:
         segment = segment_of[layer.nodes[0]]
         members[segment].append(layer.name)
-        weighted[segment] += layer.weight is not None
+        weighted[segment] += layer.is_product
     blocks = {}
     for segment, layers in members.items():
         if 1 < weighted[segment] <= _MOST_SHARE * sum(weighted.values()):

@@ -20,7 +20,7 @@ import onnxruntime
 from quantsieve.model.aside import LARGE
 from quantsieve.model.execute import piece_options
 from quantsieve.model.graph import Graph, node_inputs
-from quantsieve.model.units import Layer, Structure
+from quantsieve.model.units import LOOKUP, Layer, Structure
 
 BLOCKED = "com.microsoft.nchwc"
 _MOVING = ("ReorderOutput", "Transpose")  # what onnxruntime puts between a value that it keeps elsewhere and its name
@@ -31,6 +31,13 @@ _BLOCKS = (16, 8, 4)  # channels side by side in a blocked layout
 MULTIPLIES = (
     "Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul",
 )  # fmt: skip
+
+
+def weight_of(node: onnx.NodeProto) -> str:
+    """What the node reads where weights stand; '' where it is none that has some."""
+    if node.op_type == LOOKUP:
+        return str(node.input[0])
+    return str(node.input[1]) if node.op_type in MULTIPLIES and len(node.input) > 1 else ""
 
 
 class Refused(Exception):
@@ -46,9 +53,9 @@ class Region:
     constants: tuple[str, ...]
     outputs: tuple[str, ...]
 
-    def multiplies(self) -> onnx.NodeProto | None:
-        """The only node that multiplies with a constant weight; None when there is none or more."""
-        found = [n for n in self.nodes if n.op_type in MULTIPLIES and len(n.input) > 1 and n.input[1] in self.constants]
+    def weighted(self) -> onnx.NodeProto | None:
+        """The only node that has a constant weight; None when there is none or more."""
+        found = [node for node in self.nodes if weight_of(node) in self.constants]
         return found[0] if len(found) == 1 else None
 
 
@@ -298,12 +305,12 @@ def find_slots(optimized: Optimized, graph: Graph, layer: Layer) -> Slots | None
     index = optimized.makers.get(optimized.places.get(layer.output, ""))
     if index is None:
         return None
-    node = optimized.regions[index].multiplies()
+    node = optimized.regions[index].weighted()
     weight = graph.constant(layer.weight or "")
     if node is None or weight is None:
         raise Refused(f"the weight of {layer.name} is not found in the optimized graph")
-    names = [node.input[1]]
-    there = optimized.constants[node.input[1]]
+    names = [weight_of(node)]
+    there = optimized.constants[names[0]]
     layout = next((known for known in _layouts(weight) if _is_same(_laid_out(weight, known), there)), None)
     bias = graph.constant(layer.bias) if layer.bias else None
     if bias is not None:

@@ -33,7 +33,7 @@ def find_places(graph: Graph, structure: Structure) -> dict[str, Place]:
     layers = structure.quantizable
     tags = _halves_by_graph(graph, layers)
     heads = find_heads(graph, structure)
-    weighted = {layer.name: layer.weight is not None for layer in layers}
+    weighted = {layer.name: layer.is_product for layer in layers}
     named = blocks_by_name(weighted)
     is_told = bool(named) and sum(weighted[name] for name in named) >= _LEAST_SHARE * sum(weighted.values())
     blocks = {layer: f"transformer.{number}" for layer, (number, _) in tags.items()}

@@ -312,8 +312,8 @@ def _work(region: Region, constants: Mapping[str, np.ndarray], values: Mapping[s
     """Cost of a region in elements written: multiply-adds count an eighth, as wide registers do them."""
     outputs = [values[name] for name in region.outputs]
     written = float(sum(array.size for array in outputs))
-    node = region.multiplies()
-    if node is None or not outputs or outputs[-1].ndim < 2:
+    node = region.weighted()
+    if node is None or node.op_type not in MULTIPLIES or not outputs or outputs[-1].ndim < 2:
         return written
     channels = outputs[-1].shape[1] if outputs[-1].ndim == 4 else outputs[-1].shape[-1]
     return written + outputs[-1].size * constants[node.input[1]].size / max(channels, 1) / 8
