@@ -117,8 +117,6 @@ def _print_table(summary: Summary, rows: Sequence[Candidate], title: str, consol
 
 def _least_width(cells: Sequence[Sequence[Text]], wide: bool) -> int:
     """Columns that the rows take at least; in fewer, rich cuts the ends of figures and names off."""
-    if not cells:
-        return 0
     widths = [
         max(cell_len(line) for cell in column for line in cell.plain.split("\n")) for column in zip(*cells, strict=True)
     ]
