@@ -1,6 +1,7 @@
 """The Python door on real models: what each function gives back, and each kind of data that it takes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +113,24 @@ def test_a_folder_of_class_folders_gives_labels_and_keeps_its_preprocessing(smal
     run = tmp_path / "run"
     found = api.tune(small_model, tmp_path / "pictures", run, preprocess=options, **QUICK)
     assert found.summary.metric == "top1"
-    assert Preprocess.from_toml(run / "preprocess.toml") == options
+    assert Preprocess.from_toml(run / "preprocess.toml") == replace(options, layout="nchw", color="rgb", resize=(8, 8))
+
+
+def test_the_preprocessing_in_use_is_in_the_run_from_its_start_and_gives_the_same_run_again(small_model, tmp_path):
+    draw = np.random.default_rng(0)
+    (tmp_path / "pictures").mkdir()
+    for i in range(40):
+        Image.fromarray(draw.integers(0, 255, (8, 8, 3), np.uint8)).save(tmp_path / "pictures" / f"{i}.png")
+
+    def interrupted(step: object) -> None:
+        raise KeyboardInterrupt
+
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        api.tune(small_model, tmp_path / "pictures", run, progress=interrupted, **QUICK)
+    kept = Preprocess.from_toml(run / "preprocess.toml")
+    assert kept.layout == "nchw" and kept.color == "rgb"
+    api.tune(small_model, tmp_path / "pictures", run, preprocess=kept, **QUICK)  # else refused as another run's folder
 
 
 def test_without_labels_agreement_is_measured(small_model, tmp_path):

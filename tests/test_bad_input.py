@@ -14,6 +14,7 @@ from PIL import Image
 
 import small_network
 from quantsieve import api, cli
+from quantsieve.data import split
 from quantsieve.errors import QuantsieveError, UsageError
 from quantsieve.run.store import Store
 
@@ -120,6 +121,24 @@ def test_one_nan_among_the_final_outputs_is_refused_or_counted(small_model, tmp_
         api.tune(model, {"x": x}, tmp_path / "run", samples=8, max_trials=1)
 
 
+@pytest.mark.parametrize("scoring", [{}, {"mode": "rescue"}, {"metric": "mse"}, {"metric": "kl_div"}], ids=str)
+def test_nan_in_the_float_outputs_of_scan_samples_is_refused(tmp_path, scoring):
+    """Calibration, of its own here, does not see the sample."""
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["m"], "mean", axes=[2, 3], keepdims=0),
+        helper.make_node("Log", ["m"], ["l"], "log"),
+        helper.make_node("Gemm", ["l", "w"], ["logits"], "dense"),
+    ]
+    weights = np.arange(12).reshape(3, small_network.CLASSES).astype(np.float32)
+    model = small_network.save_model(tmp_path / "log.onnx", nodes, {"w": weights})
+    own = np.abs(small_network.images(40)) + 0.1
+    x = own.copy()
+    x[split(40, 0, calibration=0).search[3]] *= -1
+    with pytest.raises(QuantsieveError, match="finite float outputs 'logits'"):
+        api.scan(model, {"x": x}, output=tmp_path / "scan.json", calibration_data={"x": own}, **scoring)
+    assert not (tmp_path / "scan.json").exists()
+
+
 def test_nan_in_the_float_outputs_of_calibration_samples_is_refused_with_the_count(small_model, small_data, tmp_path):
     own = {"x": small_network.images(20)}
     own["x"][3] = np.nan
@@ -207,7 +226,8 @@ def pictures(tmp_path):
 
 
 def test_an_unreadable_image_is_named(tune, pictures):
-    assert "7.png" in tune(pictures)
+    said = tune(pictures)
+    assert "7.png (not an image that can be decoded)" in said
 
 
 def test_skip_bad_leaves_unreadable_images_out_and_counts_them(small_model, pictures, tmp_path):
@@ -297,6 +317,16 @@ def test_a_full_disk_is_one_paragraph_and_loses_nothing(
     found = api.tune(small_model, small_data, disk / "run", samples=8)
     assert done <= set((disk / "run").glob("facts/*/*.json"))
     assert {c.id for c in found.candidates} == {c.id for c in whole_run.candidates}
+
+
+def test_a_full_disk_leaves_the_older_file_as_it_was(refused, small_disk, small_model, small_data, whole_run):
+    """A page of memory is the whole disk here, and the older file lies in it."""
+    disk = small_disk(4)
+    for command in (("quantize", small_model, "--data", small_data, "--quiet"), ("export", whole_run.run)):
+        (disk / "q.onnx").write_bytes(b"older")
+        assert "No space left" in refused(*command, "-o", disk / "q.onnx")
+        assert [path.name for path in disk.iterdir()] == ["q.onnx"]
+        assert (disk / "q.onnx").read_bytes() == b"older"
 
 
 def test_a_read_only_output_folder_is_refused(refused, small_disk, small_model, small_data):

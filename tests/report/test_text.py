@@ -9,6 +9,8 @@ from run_facts import make_hard_summary, make_summary
 from quantsieve.evaluation import Estimate
 from quantsieve.front import Candidate, recommend, top_k
 from quantsieve.reports import _numbers as numbers
+from quantsieve.reports.document import front_json, report_json
+from quantsieve.reports.page import html_page
 from quantsieve.reports.summary import Summary
 from quantsieve.reports.text import FILE_WIDTH, MAX_LAYERS, print_report, print_top, report_text
 from quantsieve.targets.timing import summarize
@@ -179,3 +181,14 @@ def test_a_front_of_no_candidates_is_an_empty_table():
     assert "Measured front" in printed(
         replace(make_summary(), candidates=(), front=(), recommendation=recommend((), 0.01, False))
     )
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("k", [None, 3])
+def test_a_run_that_ended_before_the_final_samples_has_a_report_that_says_so(width, k):
+    made = make_summary(stopped="interrupted")
+    candidates = tuple(replace(c, final=None, latency=None, latency_ms=()) for c in made.candidates)
+    early = replace(made, candidates=candidates, front=(), recommendation=recommend(candidates, 0.03, False))
+    text = one_line(printed(early, width, k))
+    assert "no model was measured on the final samples" in text.lower()
+    assert report_text(early) and report_json(early) and front_json(early) and html_page(early)

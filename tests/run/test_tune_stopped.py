@@ -125,6 +125,26 @@ def test_time_that_is_over_between_two_batches_of_the_scan_leaves_plans_by_the_f
     assert found.summary.settings["scan_samples"] == 4
 
 
+def test_time_that_is_over_among_the_finalists_leaves_the_most_likely_one_and_the_same_command_goes_on(
+    small_model, small_data, whole_run, tmp_path, monkeypatch
+):
+    now = [0.0]
+
+    def progress(step):
+        now[0] += 1000.0 * step.text.startswith("final samples")
+
+    monkeypatch.setattr(_run, "Deadline", lambda seconds: Deadline(seconds, lambda: now[0]))
+    options = {"samples": 8, "workers": 1, "max_drop": 0.5}
+    found = api.tune(small_model, small_data, tmp_path / "run", timeout=500, progress=progress, **options)
+    assert found.summary.stopped == "timeout"
+    within = [c for c in found.candidates if c.plan.quantized() and c.search.loss().value <= 0.5]
+    smallest = min(within, key=lambda c: c.size_bytes)
+    assert len(within) > 1
+    assert {c.origin for c in found.candidates if c.final is not None} == {"float", smallest.origin}
+    assert api.tune(small_model, small_data, tmp_path / "run", **options).summary.stopped == "done"
+    assert essence(tmp_path / "run") == essence(whole_run.run)
+
+
 def test_ctrl_c_after_the_time_was_over_still_leaves_a_report(small_model, small_data, tmp_path, monkeypatch):
     now = [0.0]
 

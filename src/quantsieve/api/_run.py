@@ -9,6 +9,7 @@ from quantsieve.api._files import copy
 from quantsieve.api._line import open_line, open_sources
 from quantsieve.api._scan import kept_layers
 from quantsieve.data import Preprocess
+from quantsieve.data.folder import FolderSamples
 from quantsieve.errors import RunFolderError, UsageError
 from quantsieve.example import data_path, model_path
 from quantsieve.front import Candidate, Recommendation, named
@@ -108,10 +109,10 @@ def tune(
     folder = Path(run) if run is not None else Path(f"quantsieve-run-{path.stem}")
     sources = open_sources(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
     with open_line(folder, path, sources, settings, limits, progress) as line:
+        if isinstance(sources.samples, FolderSamples):  # as it is done, with what the model settled filled in
+            line.store.save_file("preprocess.toml", sources.samples.preprocess.to_toml().encode())
         search = Search(line, limits, deadline)
         summary = search.run()
-        if isinstance(preprocess, Preprocess):
-            line.store.save_file("preprocess.toml", preprocess.to_toml().encode())
         files: tuple[Path, ...] = ()
         if not _says_less(summary, line.store):
             line.store.save("summary", _SUMMARY, summary)

@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from quantsieve.data._listing import Listed, list_images
 from quantsieve.data.preprocess import Preprocess
@@ -125,7 +125,10 @@ def _read_all(images: Sequence[Listed], folder: Path, skip_bad: bool) -> tuple[l
         try:
             readable.append(_read(listed))
         except _UNREADABLE as error:
-            bad.append((listed.name, str(error) or type(error).__name__))
+            # Pillow's own words for this name an object in memory.
+            unknown = isinstance(error, UnidentifiedImageError)
+            reason = "not an image that can be decoded" if unknown else str(error) or type(error).__name__
+            bad.append((listed.name, reason))
     if bad and not skip_bad:
         name, reason = bad[0]
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""

@@ -84,6 +84,10 @@ def _print_cautions(summary: Summary, console: Console, only_loud: bool = False)
 
 
 def _print_table(summary: Summary, rows: Sequence[Candidate], title: str, console: Console) -> None:
+    if not rows:
+        console.print(Text.assemble((title, "bold"), f"  {plain(summary.model_file)}"))
+        console.print("No model was measured on the final samples so far.\n")
+        return
     timed = any(c.latency for c in rows)
     for wide, folded in ((True, False), (True, True), (False, True)):  # the first that fits, the last in any case
         cells = [_row(summary, candidate, wide, timed, folded) for candidate in rows]
@@ -113,8 +117,6 @@ def _print_table(summary: Summary, rows: Sequence[Candidate], title: str, consol
 
 def _least_width(cells: Sequence[Sequence[Text]], wide: bool) -> int:
     """Columns that the rows take at least; in fewer, rich cuts the ends of figures and names off."""
-    if not cells:
-        return 0
     widths = [
         max(cell_len(line) for cell in column for line in cell.plain.split("\n")) for column in zip(*cells, strict=True)
     ]

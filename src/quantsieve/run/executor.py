@@ -36,6 +36,8 @@ SHARES = (0.3, 0.5, 0.65, 0.75, 0.83, 0.88, 0.92, 0.95, 0.97, 0.98, 0.985, 0.99,
 REFINED = 4  # plans put into the widest gaps once the first are measured
 FINALISTS = 18
 SEARCH_SHARE = 0.7  # of a timeout; the rest is for the finalists
+ALWAYS_FINISHED = 2  # finalists that are measured even when the time is over: float, and one to recommend
+TIMING_S = (30.0, 10.0, 3.0)  # most seconds of timing, the first that is left; few, since a fact's key holds it
 MSE_RATIO_LIMIT = 2.0  # measured over simulated: above it the file does not do what was simulated
 
 
@@ -236,8 +238,7 @@ class Search:
             gaps = [self._distance(front[i - 1], front[i + 1]) for i in range(1, len(front) - 1)]
             del front[1 + int(np.argmin(gaps))]
         ends = [t for t in self.done.values() if t.origin == "float" or t.origin.startswith("full ")]
-        chosen = {t.plan.id: t for t in [*front, *ends]}
-        return sorted(chosen.values(), key=lambda t: t.built.size_bytes)
+        return list({t.plan.id: t for t in [*front, *ends]}.values())
 
     def _distance(self, small: Trial, large: Trial) -> float:
         """How far two plans of the front lie apart: in bytes and in error, each as a share of the whole range."""
@@ -246,10 +247,23 @@ class Search:
         width = (large.built.size_bytes - small.built.size_bytes) / max(1, self._float_bytes - self.full_bytes)
         return float(width + (errors[0] - errors[1]) / worst)
 
+    def _most_useful_first(self, finalists: Sequence[Trial]) -> list[Trial]:
+        """Float, then what may be recommended by its loss on search samples, smallest first, then the others: where
+        the time ends among them, the recommended model is most likely found."""
+
+        def rank(trial: Trial) -> tuple[bool, bool, int]:
+            is_within = isinstance(trial.search, Measured) and trial.search.loss().value <= self.limits.max_drop
+            return trial.origin != "float", not is_within, trial.built.size_bytes
+
+        return sorted(finalists, key=rank)
+
     def _finish(self) -> None:
-        """Final samples, read-back and latency for the survivors."""
-        finalists = self._finalists()
+        """Final samples, read-back and latency for the survivors, as far as the time allows."""
+        finalists = self._most_useful_first(self._finalists())
         for number, trial in enumerate(finalists):
+            if number >= ALWAYS_FINISHED and self.deadline.is_over():
+                self.stopped = "timeout"
+                break
             self.line.progress(Step("final", f"final samples: {trial.origin}", number, len(finalists)))
             trial.final = self.trials.measure(trial.built, "final")
             found = self.trials.read_back(trial.built)
@@ -258,12 +272,11 @@ class Search:
                 *trial.notes,
                 *((f"could not be read back: {found.reason}",) if found.reason else ()),
             )
-            if self.deadline.is_over() and trial.origin != "float":
-                self.stopped = "timeout"
         running = {t.plan.id: t.built for t in finalists if isinstance(t.final, Measured)}
         if running:
             self.line.progress(Step("latency", f"timing {len(running)} models side by side", 0, 1))
-            times = self.trials.time(running, 30.0 if not self.deadline.is_over() else 3.0)
+            left = self.deadline.left()
+            times = self.trials.time(running, next((s for s in TIMING_S if s <= left), TIMING_S[-1]))
             for id, ms in times.ms.items():
                 self.done[id].ms = tuple(ms)
             if times.reason:

@@ -343,6 +343,10 @@ class Deadline:
     def elapsed(self) -> float:
         return self._clock() - self._start
 
+    def left(self) -> float:
+        """Seconds, below 0 when the time is over; infinite without a limit."""
+        return float("inf") if self._seconds is None else self._seconds - self.elapsed()
+
     def is_over(self, share: float = 1.0) -> bool:
         """Whether `share` of the time has gone."""
         return self._seconds is not None and self.elapsed() >= self._seconds * share

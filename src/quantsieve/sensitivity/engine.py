@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from quantsieve.calibrate import Calibration
+from quantsieve.errors import InputError
 from quantsieve.model.execute import Affine, Executor, Values
 from quantsieve.model.units import Layer
 from quantsieve.schemes import Scheme
@@ -122,6 +123,18 @@ def float_outputs(executor: Executor, values: Values) -> Arrays:
         if values[name].is_tensor() and "float" in values[name].data_type():
             found[name] = values[name].numpy().copy()
     return found
+
+
+def check_finite(reference: Mapping[str, np.ndarray]) -> None:
+    """Raises InputError when a float output of the float model holds NaN or infinity: nothing can be scored by it."""
+    for name, array in reference.items():
+        bad = int(array.size - np.isfinite(array).sum())
+        if bad:
+            raise InputError(
+                f"finite float outputs '{name}' of the float model on the samples of the scan",
+                f"NaN or infinity in {bad} of {array.size} values of a batch",
+                "Check the preprocessing and remove such samples, or mend the model.",
+            )
 
 
 @dataclass(slots=True)

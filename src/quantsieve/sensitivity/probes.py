@@ -13,7 +13,7 @@ import numpy as np
 
 from quantsieve.model.execute import Executor
 from quantsieve.sensitivity import metrics
-from quantsieve.sensitivity.engine import kept_weights, open_engine
+from quantsieve.sensitivity.engine import check_finite, kept_weights, open_engine
 from quantsieve.sensitivity.metrics import Measure
 from quantsieve.sensitivity.ranking import Choice, alone
 from quantsieve.weights import Ingredients
@@ -61,6 +61,7 @@ def probe_batch(
     """
     engine = open_engine(executor, batch.feeds, batch.num_samples)
     found = engine.reference()
+    check_finite(found)
     order = [value.name for value in executor.graph.outputs]  # the model's own, by which tasks choose among outputs
     reference = {name: _by_sample(found[name], batch.num_samples) for name in order if name in found}
     for measure in measures:
@@ -116,6 +117,7 @@ def _table(rows: Sequence[tuple[Arrays, Arrays]]) -> Probes:
 def exposures(executor: Executor, batch: Batch, measure: Measure) -> np.ndarray | None:
     """How much the metric may move at each sample, float64 [samples], by the float outputs; None: it does not tell."""
     found = open_engine(executor, batch.feeds, batch.num_samples).reference()
+    check_finite(found)
     return metrics.exposures(measure, {name: _by_sample(array, batch.num_samples) for name, array in found.items()})
 
 

@@ -12,6 +12,7 @@ from onnxruntime import OrtValue
 
 from quantsieve.model.execute import Executor, Values
 from quantsieve.plan import FLOAT, Plan, place
+from quantsieve.sensitivity.engine import check_finite
 from quantsieve.sensitivity.interval import half_width
 from quantsieve.sensitivity.suffix import error_vectors, float_outputs
 from quantsieve.simulate import Simulation, roundings
@@ -53,6 +54,7 @@ def rescue_batch(
     """
     variance = parts.calibration.output_variance
     reference = float_outputs(executor, executor.forward(feeds, keep=lambda name: False))
+    check_finite(reference)
     whole = Simulation(executor, parts, plan)
     base = _all_values(executor, whole, feeds)
 

@@ -17,8 +17,8 @@ from quantsieve.calibrate import Calibration
 from quantsieve.model.execute import Affine, Executor
 from quantsieve.plan import Options, Rounded
 from quantsieve.schemes import Scheme
+from quantsieve.sensitivity.engine import check_finite, kept_integers, open_engine
 from quantsieve.sensitivity.engine import float_outputs as float_outputs
-from quantsieve.sensitivity.engine import kept_integers, open_engine
 from quantsieve.sensitivity.interval import half_width
 from quantsieve.weights import Corrections
 
@@ -153,6 +153,7 @@ class Probes:
         self._engine = open_engine(executor, feeds, num_samples)
         self.layers = {layer.name: layer for layer in executor.structure.quantizable}
         self.reference = self._engine.reference()
+        check_finite(self.reference)
 
     def affine(self, source: Source) -> Affine:
         """How a source of kind 'tensor' rounds."""
