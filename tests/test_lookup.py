@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import planned
 from planned import node
-from quantsieve import schemes
+from quantsieve import api, schemes
 from quantsieve.calibrate import calibrate
 from quantsieve.model.execute import Executor
 from quantsieve.model.graph import Graph
@@ -124,3 +124,18 @@ def test_a_table_looked_up_along_columns_stays_float() -> None:
     next(n for n in model.graph.node if n.name == "words").attribute.append(helper.make_attribute("axis", 1))
     layer = find_structure(Graph(ir.from_proto(model))).layers[0]
     assert layer.refusal == "no int8 scheme for Gather"
+
+
+def test_a_full_plan_of_weights_alone_may_be_the_smallest_and_is_what_others_are_held_against(tmp_path: Path) -> None:
+    path = tmp_path / "embedding.onnx"
+    onnx.save(embedding(), path)
+    draw = np.random.default_rng(2)
+    feeds = [{"ids": draw.integers(0, ROWS, (1, 5), np.int64)} for _ in range(80)]
+    found = api.tune(path, feeds, tmp_path / "run", schemes=("int8", "w8"), samples=8, max_trials=3, workers=1)
+    summary = found.summary
+    smallest = min(c.size_bytes for c in summary.candidates if c.origin in ("full int8", "full w8"))
+    assert summary.full_bytes == smallest
+    assert summary.full_name == "full w8"
+    assert all((kept := summary.kept(c)) is None or kept <= 1.01 for c in summary.candidates)
+    text = (tmp_path / "run" / "report" / "report.txt").read_text(encoding="utf-8")
+    assert "otherwise than planned" not in text

@@ -211,7 +211,7 @@ def _chosen_text(summary: Summary, chosen: Candidate, loss: Estimate) -> str:
     kept = summary.kept(chosen)
     if is_float(chosen):
         return f"{text}\nfloat: no quantized model is within the budget"
-    return text if kept is None else f"{text}\n{numbers.percent(kept)} of full int8's size reduction"
+    return text if kept is None else f"{text}\n{numbers.percent(kept)} of {summary.full_name}'s size reduction"
 
 
 def _label(

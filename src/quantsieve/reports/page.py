@@ -75,7 +75,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         (numbers.percent(loss.value), f"loss of {summary.metric} {numbers.percent_range(loss)}"),
     ]
     if kept is not None and not is_float(chosen):
-        found.append((numbers.percent(kept), "of full int8's size reduction kept"))
+        found.append((numbers.percent(kept), f"of {summary.full_name}'s size reduction kept"))
     if ratio is not None and not is_float(chosen):
         found.append(
             (

@@ -95,7 +95,7 @@ class Summary:
     max_drop: float  # largest acceptable loss of score, absolute
     confident: bool  # the loss's high end must be within max_drop, not its point alone
     float_bytes: int  # file of the float model
-    full_bytes: int  # file with every layer quantized that can be
+    full_bytes: int  # smallest file with every layer under one scheme that can have it
     schemes: tuple[str, ...]  # allowed ones besides float
     settings: Mapping[str, Setting]
     elapsed_s: float
@@ -124,8 +124,16 @@ class Summary:
         return found
 
     def kept(self, candidate: Candidate) -> float | None:
-        """Share of full int8's size reduction; None when full int8 saves nothing."""
+        """Share of the size reduction of `full_name`; None when that saves nothing."""
         return size_reduction_kept(candidate.size_bytes, self.float_bytes, self.full_bytes)
+
+    @property
+    def full_name(self) -> str:
+        """What the smallest full plan is called: 'full int8', per channel or not, or 'full w8'."""
+        origin = next(
+            (c.origin for c in self.candidates if is_end(c) and not is_float(c) and c.size_bytes == self.full_bytes), ""
+        )
+        return "full int8" if origin.startswith("full int8") or not origin else origin
 
     def of_float_time(self, candidate: Candidate) -> Ratio | None:
         """Time over the float model's, of paired rounds; None where either was not timed in them."""

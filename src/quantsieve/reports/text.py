@@ -188,7 +188,7 @@ def _print_recommendation(summary: Summary, console: Console) -> None:
         parts = [numbers.size(chosen.size_bytes), "no layer quantized"]
     kept = summary.kept(chosen)
     if kept is not None and not is_float(chosen):
-        parts.append(f"keeps {numbers.percent(kept)} of full int8's size reduction")
+        parts.append(f"keeps {numbers.percent(kept)} of {summary.full_name}'s size reduction")
     parts.append(f"loses {numbers.percent_interval(loss)} of {summary.metric}")
     ratio = summary.of_float_time(chosen)
     if ratio is not None and not is_float(chosen):

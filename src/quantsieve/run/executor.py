@@ -211,7 +211,8 @@ class Search:
         self.done[plan.id] = trial
         if origin == "float":
             self.float_built = built
-        if origin == f"full {line.settings.schemes[0]}":
+        is_full = origin in [f"full {name}" for name in line.settings.schemes]
+        if is_full and (not self.full_bytes or built.size_bytes < self.full_bytes):
             self.full_bytes = built.size_bytes
         best = min(self.done.values(), key=lambda t: (t.search_mse > 0.05, t.built.size_bytes))
         text = f"best so far on search samples: plans/{best.plan.id}/model.onnx ({best.origin})"

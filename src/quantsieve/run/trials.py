@@ -18,6 +18,7 @@ from quantsieve import evaluation, repair, writing
 from quantsieve.data import batches
 from quantsieve.errors import UnsupportedModel
 from quantsieve.evaluation import Exam, Failed, Measured, Outcome, Reference
+from quantsieve.model.units import Layer
 from quantsieve.model.walks import Walks
 from quantsieve.plan import BIAS, Plan
 from quantsieve.run.keys import array_key, content_key, file_key
@@ -30,7 +31,7 @@ from quantsieve.tasks import choose, output_variance
 from quantsieve.tasks import get as get_task
 from quantsieve.weights import NO_CORRECTIONS, Ingredients
 
-VERSION = 4
+VERSION = 5
 KILLED = "SIGKILL"  # nothing in a model sends it: somebody outside did
 EVALUATION_BYTES = 4 << 20  # of inputs of one batch on the target, which runs as many at a time as it has threads
 SEARCH_SAMPLES = 256  # most that a candidate is measured on: a squared error needs no more to tell plans apart
@@ -273,7 +274,7 @@ class Trials:
     def read_back(self, built: Built) -> Ran:
         """What precision each layer really ran in, with the options of measuring."""
         key = content_key("audit", VERSION, {"environment": self.environment}, [built.file_key])
-        layers = {layer.name: layer.nodes for layer in self.line.structure.quantizable}
+        layers = {layer.name: _telling(layer) for layer in self.line.structure.quantizable}
 
         def compute() -> Ran:
             try:
@@ -315,6 +316,12 @@ def same_samples(built: Built, outcome: Outcome | None) -> tuple[float | None, f
     if not isinstance(outcome, Measured) or not len(built.simulated):
         return None, None
     return float(built.simulated.mean()), float(outcome.errors[: len(built.simulated)].mean())
+
+
+def _telling(layer: Layer) -> tuple[str, ...]:
+    """The nodes that tell a layer's precision. The bias Add of a MatMul and what follows it may run in float behind an
+    integer kernel, which does not slow it down; an activation that a convolution did not fuse does."""
+    return layer.nodes[:1] if layer.op_type == "MatMul" else layer.nodes
 
 
 def _twice(work: Callable[[], Answer]) -> Answer:
