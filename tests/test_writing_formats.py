@@ -137,6 +137,37 @@ def test_a_reader_in_another_format_rounds_once_more_behind_a_guard(tmp_path: Pa
     assert makers[guard.input[0]].op_type == "DequantizeLinear"
 
 
+@pytest.mark.parametrize("name", ["tokens", "rows", "reshaped"])
+@pytest.mark.parametrize("weight_type", ["s8", "u8"])
+def test_a_dynamic_product_is_one_integer_kernel_with_the_numbers_of_the_simulation(
+    tmp_path: Path, name: str, weight_type: str
+) -> None:
+    kit = kit_named(name)
+    plan = full_plan(kit.options, "dynamic8")
+    assert plan.schemes and {kit.structure.layer(n).op_type for n in plan.schemes} <= {"MatMul", "Gemm"}
+    path = planned.save_plan(tmp_path, kit, plan, weight_type)
+    onnx.checker.check_model(path, full_check=True)
+    found = OrtCpu().audit(path)
+    ran = audit_layers(found, {n: kit.structure.layer(n).nodes[:1] for n in plan.schemes})
+    assert set(ran.values()) == {"int8"}
+    counts = dict(found.op_counts)
+    assert "MatMulInteger" not in counts  # one kernel with its Cast and Mul
+    simulated = Simulation(kit.executor, kit.parts(weight_type), plan).run(kit.feeds)
+    wanted = {out.name: simulated[out.name].numpy().copy() for out in kit.graph.outputs}
+    levels = planned.LEVELS if weight_type == exact_type() else planned.LEVELS[:1]
+    for level in levels:
+        assert gap(planned.run_file(path, kit.feeds, level), wanted) <= 1, level
+
+
+def test_layers_that_read_the_same_value_dynamically_share_its_rounding(tmp_path: Path) -> None:
+    kit = kit_named("tokens")
+    place_of = place(kit.graph, kit.structure, full_plan(kit.options, "dynamic8"), kit.parts().schemes)
+    assert not place_of.outputs and {read.form for found in place_of.reads.values() for read in found} == {"dynamic"}
+    model = onnx.load(planned.save_plan(tmp_path, kit, full_plan(kit.options, "dynamic8")))
+    read = [node.input[0] for node in model.graph.node if node.op_type == "DynamicQuantizeLinear"]
+    assert len(read) == len(set(read))
+
+
 def test_a_bias_that_stays_float_is_corrected_too(tmp_path: Path) -> None:
     kit = kit_named("convolutions")
     layer = kit.structure.layer("stem")

@@ -13,6 +13,7 @@ import numpy as np
 from quantsieve.errors import InputError
 from quantsieve.model.execute import Affine, Executor
 from quantsieve.schemes._affine import activation_parameters
+from quantsieve.schemes._static import DYNAMIC
 
 VERSION = 3
 
@@ -26,7 +27,9 @@ class Range:
     non_finite: int  # values that were NaN or infinite
 
     def affine(self, dtype: str) -> Affine:
-        """The activation format with this range; zero is always representable."""
+        """The activation format with this range, which a dynamic one leaves alone; zero is always representable."""
+        if dtype == DYNAMIC:
+            return Affine(np.float32(1), 0, DYNAMIC)
         scale, zero_point = activation_parameters(self.low, self.high, dtype)
         return Affine(scale, zero_point, dtype)
 

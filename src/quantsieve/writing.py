@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import onnx
 
-from quantsieve.model.execute import Affine
+from quantsieve.model.execute import DYNAMIC, Affine
 from quantsieve.model.units import Layer, Tensor, layout_root
 from quantsieve.plan import Options, Placement, Plan, Read, Rounded, place
 from quantsieve.schemes._affine import QuantizedBias, QuantizedWeight, along_axis
@@ -58,6 +58,7 @@ class _Writer:
         self.readers = _readers(graph.node)
         self.constants: list[onnx.TensorProto] = []
         self.shared: dict[tuple[str, bytes], str] = {}
+        self.dynamic: dict[str, onnx.NodeProto] = {}  # by value, what rounds it in its own range
         values = {value.name for value in graph.input} | set(self.producers) | set(parts.graph.constants)
         self.taken = {name for name in values | set(self.nodes) if name}
         self.count = 0
@@ -65,13 +66,16 @@ class _Writer:
     def write(self) -> None:
         quantized = [x for x in self.parts.structure.quantizable if self.plan.is_quantized(x.name)]
         for layer in quantized:
-            if layer.weight is not None:
+            if layer.weight is not None and not self._is_dynamic(layer):
                 self._write_weights(layer)
         now = {root: self._round_output(root, form) for root, form in self.placement.outputs.items()}
         made: dict[Read, str] = {}
         for layer in quantized:
             for read in (*self.placement.reads.get(layer.name, ()), *self._repeated(layer)):
                 source = now.get(read.name, read.name)
+                if self._is_dynamic(layer):
+                    self._write_dynamic(layer, read, source)
+                    continue
                 if read not in made:
                     made[read] = self._round_read(read, source)
                 _rename_input(self.nodes[layer.nodes[0]], source, made[read])
@@ -124,6 +128,39 @@ class _Writer:
             made.attribute.append(onnx.helper.make_attribute("axis", axis))
         self.before.setdefault(node.name, []).append(made)
         node.input[index] = made.output[0]
+
+    def _is_dynamic(self, layer: Layer) -> bool:
+        return self.parts.schemes[self.plan.scheme(layer.name)].activation == DYNAMIC
+
+    def _write_dynamic(self, layer: Layer, read: Read, source: str) -> None:
+        """The layer's main node as MatMulInteger on what DynamicQuantizeLinear makes of `source`, then Cast, and Mul by
+        both scales: the pattern of which onnxruntime makes one kernel."""
+        if source not in self.dynamic:
+            rounding = self._node("DynamicQuantizeLinear", [source], "Q")
+            rounding.output.extend([self._fresh("s"), self._fresh("z")])
+            producer = self.producers.get(read.name)
+            (self.first if producer is None else self.after.setdefault(producer, [])).append(rounding)
+            self.dynamic[source] = rounding
+        values, scale, zero_point = self.dynamic[source].output
+        node, made = self.nodes[layer.nodes[0]], self.parts.integers(layer, self.plan.scheme(layer.name))
+        unsigned = self.parts.weight_type == "u8"
+        ints = (made.weight.values.astype(np.int16) + 128).astype(np.uint8) if unsigned else made.weight.values
+        ints = ints.T if made.weight.axis == 0 else ints  # [read, made]
+        bias = list(node.input[2:3])
+        if bias and self.parts.corrections.shift(self.plan.scheme(layer.name), layer.name) is not None:
+            assert isinstance(made.bias, np.ndarray)
+            bias = [self._constant("b", made.bias)]
+        zero = self._shared_constant("z", np.asarray(128 if unsigned else 0, ints.dtype))
+        result, node.output[0] = node.output[0], self._fresh("i")
+        node.op_type = "MatMulInteger"
+        del node.attribute[:]
+        node.input[:] = [values, self._constant("w", np.ascontiguousarray(ints)), zero_point, zero]
+        cast = self._node("Cast", [node.output[0]], "C")
+        cast.attribute.append(onnx.helper.make_attribute("to", onnx.TensorProto.FLOAT))
+        scales = self._node("Mul", [scale, self._shared_constant("s", made.weight.scale)], "M")
+        product = self._node("Mul", [cast.output[0], scales.output[0]], "M", "" if bias else result)
+        added = [self._node("Add", [product.output[0], *bias], "A", result)] if bias else []
+        self.after[node.name] = [cast, scales, product, *added, *self.after.get(node.name, ())]
 
     def _multiply(self, node: onnx.NodeProto, weight: QuantizedWeight) -> None:
         """Cast and Mul in front of the weight: a target folds them when it loads the file, as it never does a DQ."""
@@ -290,7 +327,11 @@ def _layer_bytes(parts: Ingredients, layer: Layer, scheme: str) -> int:
         return 0
     made = parts.integers(layer, scheme)
     scale = made.weight.scale
-    if layer.is_lookup:
+    if parts.schemes[scheme].activation == DYNAMIC:
+        node = _node_bytes("MatMulInteger", 4, {}) - _node_bytes(layer.op_type, 2, {})
+        node += _node_bytes("Cast", 1, {"to": 1}) + 2 * _node_bytes("Mul", 2, {})
+        node += _node_bytes("Add", 2, {}) if layer.bias is not None else 0
+    elif layer.is_lookup:
         scale = scale[:, None]
         node = _node_bytes("Cast", 1, {"to": 1}) + _node_bytes("Gather", 2, {}) + _node_bytes("Mul", 2, {})
     elif _is_folded(parts, layer, scheme):
@@ -308,6 +349,8 @@ def _layer_bytes(parts: Ingredients, layer: Layer, scheme: str) -> int:
 
 
 def _tensor_bytes(parts: Ingredients, tensor: Tensor, form: str) -> int:
+    if form == DYNAMIC:
+        return _node_bytes("DynamicQuantizeLinear", 1, {}) + 2 * (len(_NAME) + 2)
     pair = _node_bytes("QuantizeLinear", 3, {}) + _node_bytes("DequantizeLinear", 3, {})
     if np.dtype(form).itemsize > 1 and parts.graph.opset < OPSET_OF_16_BIT:
         pair += 2 * _framed(len(MICROSOFT))

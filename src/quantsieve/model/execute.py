@@ -32,6 +32,7 @@ from quantsieve.model.units import Layer, Structure
 Values = dict[str, OrtValue]
 Weights = tuple[np.ndarray, np.ndarray | None]  # of a layer, with its bias
 _PAGE = 4096  # bytes
+DYNAMIC = "dynamic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Affine:
 
     scale: np.float32
     zero_point: int
-    dtype: str  # 'uint8' or another integer type that QuantizeLinear takes
+    dtype: str  # 'uint8' or another integer type that QuantizeLinear takes; 'dynamic': uint8, in the values' own range
 
 
 _ARRAY_TYPES = {
@@ -302,7 +303,10 @@ class Executor:
         """`round` on an array."""
         piece = self._quantizers.get(affine.dtype)
         if piece is None:
-            piece = self._quantizers.setdefault(affine.dtype, _quantizer(affine.dtype))
+            make = _dynamic_quantizer if affine.dtype == DYNAMIC else _quantizer
+            piece = self._quantizers.setdefault(affine.dtype, make(affine.dtype))
+        if affine.dtype == DYNAMIC:
+            return piece.arrays({"x": array})["y"]
         scale, zero_point = np.asarray(affine.scale, np.float32), np.asarray(affine.zero_point, affine.dtype)
         return piece.arrays({"x": array, "scale": scale, "zero_point": zero_point})["y"]
 
@@ -536,6 +540,19 @@ def _quantizer(dtype: str) -> Piece:
     options = piece_options()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return Piece("rounding", model, options)
+
+
+def _dynamic_quantizer(dtype: str) -> Piece:
+    nodes = [
+        onnx.helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero_point"]),
+        onnx.helper.make_node("DequantizeLinear", ["q", "scale", "zero_point"], ["y"]),
+    ]
+    inputs = [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, None)]
+    graph = onnx.helper.make_graph(nodes, dtype, inputs, [onnx.ValueInfoProto(name="y")])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+    options = piece_options()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return Piece("dynamic rounding", model, options)
 
 
 def _value_types(graph: Graph) -> dict[str, onnx.TypeProto]:
