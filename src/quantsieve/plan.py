@@ -174,10 +174,11 @@ def _refusal(graph: Graph, layer: Layer, calibration: Calibration, scheme: Schem
 
 def full_plan(options: Options, scheme: str) -> Plan:
     """Every layer that can be quantized: with `scheme` where it is allowed, elsewhere with the layer's first scheme of
-    the same activation format. A layer that has none stays float."""
+    the same activation format, or else with its weights alone. A layer that has none of these stays float."""
     chosen = {}
     for layer, found in options.schemes.items():
         alike = [name for name in found if options.forms[name] == options.forms[scheme]]
+        alike += [name for name in found if options.forms[name] is None]
         if alike:
             chosen[layer] = scheme if scheme in found else alike[0]
     return Plan(chosen)
