@@ -22,6 +22,7 @@ HALF = 2048  # bins a side; at least 1024 of them reach up to the largest magnit
 _BINS = 2 * HALF - 1  # while counting: the middle one holds both signs, since numbers are cut off towards zero
 _LEAST_EXPONENT = -100  # below 2^-100 all is in the bins next to zero; HALF / 2^-100 is still a float32
 _CHUNK = 1 << 15  # values at a time, so that the steps between stay in the cache
+_LEAST_INSIDE = 0.99  # share of the values that entropy must keep
 _COARSE = 2.0 ** (-np.arange(33) / 4)  # shares of a side that mse tries, down to 1/256
 _FINE = 2.0 ** (np.arange(-7, 8) / 32)  # and around the best of them
 
@@ -70,8 +71,9 @@ class Histogram:
 
     def add(self, array: np.ndarray, low: float, high: float) -> None:
         """Count finite values, of any shape and float type. low, high: the least and the greatest of them."""
-        needed = math.frexp(max(-low, high))[1]  # magnitudes are below 2^needed
-        if needed > self.exponent:
+        peak = max(-low, high)
+        needed = math.frexp(peak)[1]  # magnitudes are below 2^needed
+        if peak > 0 and needed > self.exponent:
             self._double(needed - self.exponent)
         kind = np.result_type(array, np.float32)
         scale = kind.type(1 / self.width)
@@ -139,16 +141,17 @@ def _entropy(negative: np.ndarray, positive: np.ndarray) -> float:
     limit: the reference is the histogram of magnitudes below it, with what is beyond added to the last bin; the
     candidate the same bins in as many levels as the format has, each level spread evenly over its bins that are not
     empty, nothing added. Differently: 256 levels where only one side has values (128 else), levels of bins as equal as
-    they can be, zeros not counted, and a limit behind an empty bin, whose divergence is infinite, is none.
+    they can be, zeros not counted. A limit behind an empty bin, whose divergence is infinite, is none, nor is one with
+    more than 1 % of the values beyond: with all of them in the last bin nothing diverges, and little would be left.
     """
     counts = (negative + positive).astype(np.float64)
     levels = 128 if negative.any() and positive.any() else 256
+    sums = np.concatenate([[0.0], np.cumsum(counts)])
     filled = np.flatnonzero(counts) + 1
-    limits = filled[filled >= levels]
+    limits = filled[(filled >= levels) & (sums[filled] >= _LEAST_INSIDE * sums[-1])]
     if limits.size == 0:
         return float(filled[-1])
     starts = -(-np.arange(levels + 1) * limits[:, None] // levels)  # bin j is in the level j * levels // limit
-    sums = np.concatenate([[0.0], np.cumsum(counts)])
     level_sums = np.diff(sums[starts], axis=1)
     level_bins = np.diff(np.concatenate([[0], np.cumsum(counts > 0)])[starts], axis=1)
     means = level_sums / np.maximum(level_bins, 1)
