@@ -53,7 +53,7 @@ def ranges_of(calibration_method: str, percentile: float | None) -> tuple[str, f
             f"{percentile} with {calibration_method}",
             "Choose that method, or give no percentile.",
         )
-    return calibration_method, PERCENTILE if percentile is None else percentile
+    return calibration_method, PERCENTILE if percentile is None else float(percentile)
 
 
 @contextmanager
