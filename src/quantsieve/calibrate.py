@@ -43,7 +43,7 @@ class ClippedRange(Range):
 
     def affine(self, dtype: str) -> Affine:
         """The activation format: 8 bits for the narrower range, 16 for the whole, whose steps are small anyway."""
-        if dtype == "uint8":
+        if dtype != DYNAMIC and np.iinfo(dtype).bits == 8:
             return _affine(self.clipped_low, self.clipped_high, dtype)
         return _affine(self.low, self.high, dtype)
 
