@@ -14,6 +14,7 @@ LINE = (
     ("errors", "example"),
     ("model", "data", "tasks", "targets"),
     ("schemes",),
+    ("clipping",),
     ("calibrate",),
     ("plan",),
     ("weights",),

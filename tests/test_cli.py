@@ -330,6 +330,7 @@ def test_tune_hands_every_option_on(door, tmp_path):
     called = door("tune")
     assert cli.main(
         ["tune", "m.onnx", "-o", "out", "--data", "d", "--calibration-data", "c",
+         "--calibration-method", "percentile", "--percentile", "99.5",
          "--preprocess", str(tmp_path / "p.toml"), "--std", "5", "--resize", "32x100", "--skip-bad",
          "--class-names", str(names), "--scan", "s.json", "--schemes", "int8, int8-channel,int8", "--metric", "top1",
          "--max-drop", "0.02", "--confident", "--seed", "7", "--threads", "2", "--workers", "3",
@@ -342,6 +343,8 @@ def test_tune_hands_every_option_on(door, tmp_path):
     assert called.options == {
         "synthetic": None,
         "calibration_data": "c",
+        "calibration_method": "percentile",
+        "percentile": 99.5,
         "preprocess": Preprocess(mean=(1.0, 2.0, 3.0), std=(5.0,), resize=(32, 100)),
         "skip_bad": True,
         "class_names": ("cat", "dog"),
@@ -384,9 +387,11 @@ def test_the_other_commands_call_the_function_of_their_name(door):
     evaluate, report, export = door("evaluate"), door("report"), door("export")
     cli.main(
         ["scan", "m.onnx", "--data", "d", "-o", "s.json", "--metric", "own.py:f", "--per-output", "--per-channel",
-         "--combined-weights", "1,0.25", "--samples", "9", "--drift", "12", "--quiet"]
+         "--combined-weights", "1,0.25", "--samples", "9", "--drift", "12", "--calibration-method", "mse",
+         "--quiet"]
     )  # fmt: skip
-    cli.main(["quantize", "a/m.onnx", "--data", "d", "--plan", "plan.json", "--scan", "s.json", "--quiet"])
+    cli.main(["quantize", "a/m.onnx", "--data", "d", "--plan", "plan.json", "--scan", "s.json", "--quiet",
+              "--calibration-method", "percentile", "--percentile", "99"])  # fmt: skip
     cli.main(
         [
             "pick",
@@ -415,7 +420,9 @@ def test_the_other_commands_call_the_function_of_their_name(door):
                "mode": "alone", "samples": 9, "drift": 12}  # fmt: skip
     assert scan.options.items() >= scoring.items()
     assert quantize.args == ("a/m.onnx", "plan.json", "d", "m-quantized.onnx")
+    assert (scan.options["calibration_method"], scan.options["percentile"]) == ("mse", None)
     assert quantize.options["scan"] == "s.json"
+    assert (quantize.options["calibration_method"], quantize.options["percentile"]) == ("percentile", 99.0)
     assert (pick.args, pick.options) == (
         ("s.json",),
         {"coverage": 0.9, "threshold": None, "scheme": "int8", "blocks": "b.toml", "block_agg": "max",
@@ -442,6 +449,41 @@ def test_options_of_the_doors_are_those_of_the_python_functions():
     for call in calls:
         known = inspect.signature(getattr(api, call.func.attr)).parameters
         assert {keyword.arg for keyword in call.keywords} <= set(known), call.func.attr
+
+
+def test_the_choices_of_the_calibration_method_are_the_methods():
+    from quantsieve.clipping import METHODS, MINMAX, PERCENTILE
+
+    for command in ("tune", "scan", "quantize"):
+        options = {option.name: option for option in cli.program.commands[command].params}
+        assert tuple(options["calibration_method"].type.choices) == METHODS
+        assert options["calibration_method"].default == MINMAX.name
+        assert options["percentile"].show_default == f"{PERCENTILE}"
+
+
+@pytest.mark.parametrize(("method", "shown"), [("mse", {"method": "mse"}), ("percentile", None)])
+def test_scan_and_quantize_calibrate_by_the_method_asked_for(method, shown, small_model, small_data, tmp_path, capsys):
+    options = ["--data", str(small_data), "--quiet", "--calibration-method", method]
+    options += ["--percentile", "95"] if method == "percentile" else []
+    shown = shown or {"method": "percentile", "percentile": 95.0}
+    scan = ["scan", str(small_model), "--samples", "4", "--drift", "off", "--json", *options]
+    assert cli.main([*scan, "-o", str(tmp_path / "s.json")]) == 0
+    found = json.loads(capsys.readouterr().out)["calibration"]
+    assert found == json.loads((tmp_path / "s.json").read_text())["calibration"] == {**shown, "samples": 24}
+    scales = {}
+    for name, more in (("minmax", options[:3]), (method, options)):
+        path = tmp_path / f"{name}.onnx"
+        assert cli.main(["quantize", str(small_model), "-o", str(path), *more]) == 0
+        graph = onnx.load(path).graph
+        constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+        first = next(node for node in graph.node if node.op_type == "QuantizeLinear")
+        scales[name] = float(constants[first.input[1]])
+    assert scales[method] < scales["minmax"]
+
+
+def test_a_percentile_of_another_method_is_wrong_usage(small_model, small_data, capsys):
+    assert cli.main(["quantize", str(small_model), "--data", str(small_data), "--percentile", "99.99", "--quiet"]) == 2
+    assert "99.99 with minmax" in capsys.readouterr().err
 
 
 def test_a_missing_class_names_file_is_named(capsys):

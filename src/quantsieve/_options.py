@@ -152,6 +152,14 @@ class Writing:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibrating:
+    """How ranges come from calibration samples."""
+
+    calibration_method: str
+    percentile: float | None  # of values
+
+
+@dataclass(frozen=True, slots=True)
 class Picking:
     """What `pick` keeps float."""
 
@@ -271,6 +279,26 @@ writing_options = _group(
             "--bias-correction/--no-bias-correction",
             default=True,
             help="Take each layer's mean rounding error out of its bias.",
+        ),
+    ),
+)
+
+calibrating_options = _group(
+    "calibrating",
+    Calibrating,
+    (
+        click.option(
+            "--calibration-method",
+            type=click.Choice(["minmax", "percentile", "entropy", "mse"]),
+            default="minmax",
+            help="Ranges of 8-bit activations: all values, or narrower ones that clip the outermost.",
+        ),
+        click.option(
+            "--percentile",
+            type=click.FloatRange(0, 100, min_open=True),
+            metavar="P",
+            help="Share of values, in percent, that the calibration method percentile leaves unclipped.",
+            show_default="99.99",
         ),
     ),
 )

@@ -51,6 +51,7 @@ def program() -> None:
 @click.option("-o", "--output", "run", metavar="RUN", help="Run folder.", show_default="quantsieve-run-<MODEL>")
 @opt.source_options
 @opt.image_options
+@opt.calibrating_options
 @opt.search_options
 @opt.scan_option
 @opt.metric_option
@@ -67,6 +68,7 @@ def tune(
     run: str | None,
     source: opt.Source,
     images: opt.Images,
+    calibrating: opt.Calibrating,
     search: opt.Search,
     scan: str | None,
     metric: str | None,
@@ -96,6 +98,8 @@ def tune(
                 folder,
                 synthetic=source.synthetic,
                 calibration_data=source.calibration_data,
+                calibration_method=calibrating.calibration_method,
+                percentile=calibrating.percentile,
                 preprocess=_preprocess(images),
                 skip_bad=images.skip_bad,
                 class_names=_class_names(images),
@@ -139,6 +143,7 @@ def inspect(model: str, output: opt.Output) -> None:
 @click.option("-o", "--output", "path", metavar="FILE", help="Write scan.json to it.", show_default="none")
 @opt.source_options
 @opt.image_options
+@opt.calibrating_options
 @opt.schemes_option
 @opt.scoring_options
 @opt.screen_option
@@ -152,6 +157,7 @@ def scan(
     path: str | None,
     source: opt.Source,
     images: opt.Images,
+    calibrating: opt.Calibrating,
     schemes: tuple[str, ...],
     scoring: opt.Scoring,
     screen: str,
@@ -171,6 +177,8 @@ def scan(
             source.data,
             synthetic=source.synthetic,
             calibration_data=source.calibration_data,
+            calibration_method=calibrating.calibration_method,
+            percentile=calibrating.percentile,
             preprocess=_preprocess(images),
             skip_bad=images.skip_bad,
             class_names=_class_names(images),
@@ -228,6 +236,7 @@ def pick(scan: str, path: str | None, picking: opt.Picking, output: opt.Output) 
 @click.option("-o", "--output", "path", metavar="FILE", help="The new model.", show_default="<MODEL>-quantized.onnx")
 @opt.source_options
 @opt.image_options
+@opt.calibrating_options
 @opt.scan_option
 @opt.writing_options
 @opt.output_options
@@ -237,6 +246,7 @@ def quantize(
     path: str | None,
     source: opt.Source,
     images: opt.Images,
+    calibrating: opt.Calibrating,
     scan: str | None,
     writing: opt.Writing,
     output: opt.Output,
@@ -253,6 +263,8 @@ def quantize(
             path or f"{Path(model).stem}-quantized.onnx",
             synthetic=source.synthetic,
             calibration_data=source.calibration_data,
+            calibration_method=calibrating.calibration_method,
+            percentile=calibrating.percentile,
             preprocess=_preprocess(images),
             skip_bad=images.skip_bad,
             class_names=_class_names(images),

@@ -71,6 +71,21 @@ def test_another_folder_for_other_settings(small_model, small_data, copied):
     assert essence(copied) == before
 
 
+def test_another_folder_for_another_calibration_method(small_model, small_data, copied, tmp_path):
+    with pytest.raises(RunFolderError, match=r'settings\.calibration_method: absent -> "mse"'):
+        again(small_model, small_data, copied, calibration_method="mse")
+    other = tmp_path / "other"
+    options = {"calibration_method": "percentile", "percentile": 99, "max_trials": 1}
+    found = again(small_model, small_data, other, **options)
+    with pytest.raises(RunFolderError, match=r"settings\.percentile: 99.0 -> 98.0"):
+        again(small_model, small_data, other, **{**options, "percentile": 98})
+    begun = stages_begun(other)
+    assert again(small_model, small_data, other, **options).front == found.front
+    assert stages_begun(other) == begun
+    assert found.summary.settings["calibration_method"] == "percentile 99"
+    assert "24, percentile 99)" in (other / "report" / "report.txt").read_text()
+
+
 def test_another_folder_for_other_data(small_model, copied):
     other = small_network.arrays(small_model, seed=9)
     with pytest.raises(RunFolderError, match="data: "):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scan_facts import scan, scan_of, score
 
 from quantsieve import api
+from quantsieve.clipping import Method
 from quantsieve.errors import InputError
 from quantsieve.sensitivity.drift import Drift
 from quantsieve.sensitivity.local import TensorRow
@@ -206,12 +207,26 @@ def changed(change):
         (lambda d: d["refused"][0].pop("reason"), "reason"),
         (lambda d: d.update(samples=1.5), "1.5 instead of a whole number"),
         (lambda d: d.pop("calibration"), "calibration"),
+        (lambda d: d["calibration"].update(method="most"), '"most" instead of a known method'),
+        (lambda d: d["calibration"].update(percentile=99), '"minmax" instead of a known method, percentile of that'),
+        (lambda d: d["calibration"].update(percentile="99"), '"99" instead of a number as percentile'),
     ],
 )  # fmt: skip
 def test_what_is_no_scan_is_refused_with_the_place_in_one_paragraph(change, words):
     with pytest.raises(InputError, match=words) as caught:
         parse_scan(changed(change), "scan.json")
     assert "scan.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", [Method("mse"), Method("percentile", 99.5), Method("percentile"), Method()])
+def test_a_scan_keeps_the_calibration_method(method):
+    scan = scan_of([3.0, 2.0], calibration_method=method)
+    assert parse_scan(scan_text(scan), "scan.json") == scan
+    row = scan.document()["calibration"]
+    assert (row["method"], row.get("percentile")) == (
+        method.name,
+        method.percentile if method.name == "percentile" else None,
+    )
 
 
 def test_a_scan_written_before_there_were_stages_and_halves_has_none():

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from quantsieve.clipping import PERCENTILE
 from quantsieve.data import Preprocess, Samples, SyntheticSamples, open_samples
 from quantsieve.errors import RunFolderError, UsageError
 from quantsieve.model.load import open_model
@@ -42,6 +43,17 @@ def open_sources(
         return open_samples(source, inputs, preprocess=preprocess, skip_bad=skip_bad, class_names=class_names)
 
     return Sources(opened(data), None if calibration_data is None else opened(calibration_data))
+
+
+def ranges_of(calibration_method: str, percentile: float | None) -> tuple[str, float]:
+    """Both as `Settings` takes them. Raises UsageError for a percentile that the method does not take."""
+    if percentile is not None and calibration_method != "percentile":
+        raise UsageError(
+            "a percentile with the calibration method percentile alone",
+            f"{percentile} with {calibration_method}",
+            "Choose that method, or give no percentile.",
+        )
+    return calibration_method, PERCENTILE if percentile is None else float(percentile)
 
 
 @contextmanager

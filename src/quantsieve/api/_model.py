@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from quantsieve.api._files import copy
-from quantsieve.api._line import open_line, open_sources, scratch
+from quantsieve.api._line import open_line, open_sources, ranges_of, scratch
 from quantsieve.api._scan import kept_layers
 from quantsieve.data import Preprocess
 from quantsieve.errors import InputError
@@ -60,6 +60,8 @@ def quantize(
     *,
     synthetic: int | None = None,
     calibration_data: object = None,
+    calibration_method: str = "minmax",
+    percentile: float | None = None,
     preprocess: Preprocess | None = None,
     skip_bad: bool = False,
     class_names: Sequence[str] | None = None,
@@ -72,13 +74,24 @@ def quantize(
     """Write the model as a plan says; returns the path of the new file.
 
     plan: path of a plan.json, a scheme's name for every layer that can have it, or schemes by layer name. scan: layers
-    that it marks `keep_float` cannot have any. Raises UsageError when the plan names unknown layers, or asks what a
-    layer cannot have.
+    that it marks `keep_float` cannot have any. calibration_method, percentile: as for `tune`. Raises UsageError when
+    the plan names unknown layers, or asks what a layer cannot have.
     """
     path = Path(model)
     open_model(path)
     kept = kept_layers(scan, path)
-    settings = Settings(scheme_names(), None, seed, 1, weight_type, bias_correction, keep_float=kept)
+    method, share = ranges_of(calibration_method, percentile)
+    settings = Settings(
+        scheme_names(),
+        None,
+        seed,
+        1,
+        weight_type,
+        bias_correction,
+        keep_float=kept,
+        calibration_method=method,
+        percentile=share,
+    )
     sources = open_sources(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
     with scratch() as folder, open_line(folder, path, sources, settings, Limits(), progress) as line:
         chosen = _read_plan(plan, line.options, (BIAS,) if bias_correction else ())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantsieve.api._files import copy
-from quantsieve.api._line import open_line, open_sources
+from quantsieve.api._line import open_line, open_sources, ranges_of
 from quantsieve.api._scan import kept_layers
 from quantsieve.data import Preprocess
 from quantsieve.data.folder import FolderSamples
@@ -67,6 +67,8 @@ def tune(
     *,
     synthetic: int | None = None,
     calibration_data: object = None,
+    calibration_method: str = "minmax",
+    percentile: float | None = None,
     preprocess: Preprocess | None = None,
     skip_bad: bool = False,
     class_names: Sequence[str] | None = None,
@@ -94,14 +96,17 @@ def tune(
     data: samples with or without labels; `synthetic=N` makes N random ones instead. run: default
     `quantsieve-run-MODEL` in the current folder; a second call with the same settings goes on there.
     max_drop: largest acceptable loss of the score, absolute. timeout: seconds. scan: layers that it marks `keep_float`
-    are never quantized. screen: as for `scan`. memory_limit: bytes that the run may take beside the model, its runs on
+    are never quantized. calibration_method: of the ranges of 8-bit activations: 'minmax', or 'percentile', 'entropy',
+    'mse', which clip the outermost values; percentile: of that method, in (0, 100], default 99.99. screen: as for
+    `scan`. memory_limit: bytes that the run may take beside the model, its runs on
     the target apart; default half of what is free. Raises QuantsieveError.
     Ctrl-C (KeyboardInterrupt) is passed on once the report of what is there has been written.
     """
     open_model(Path(model))
     kept = kept_layers(scan, Path(model))
+    ranges = ranges_of(calibration_method, percentile)
     settings = Settings(
-        tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples, kept, screen
+        tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples, kept, screen, *ranges
     )
     limits = Limits(max_drop, confident, timeout, max_trials, workers, limit_s, memory_limit)
     deadline = Deadline(timeout)

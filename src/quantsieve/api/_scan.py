@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from quantsieve.api._files import write_text
-from quantsieve.api._line import beside, open_line, open_sources, spec_of
+from quantsieve.api._line import beside, open_line, open_sources, ranges_of, spec_of
 from quantsieve.data import Preprocess
 from quantsieve.model.load import open_model
 from quantsieve.run.drift import check_wanted, with_drift
@@ -29,6 +29,8 @@ def scan(
     *,
     synthetic: int | None = None,
     calibration_data: object = None,
+    calibration_method: str = "minmax",
+    percentile: float | None = None,
     preprocess: Preprocess | None = None,
     skip_bad: bool = False,
     class_names: Sequence[str] | None = None,
@@ -68,14 +70,16 @@ def scan(
     worst rows alone as well where that ratio is outside 0.9 to 1.1, N the N worst rows of each scheme in any case,
     'off' runs no session. Raises UsageError for another value, and for N with the mode 'rescue'.
 
-    memory_limit: as for `tune`. A killed scan leaves its batches in `OUTPUT.work-...`, where the same call goes on.
+    calibration_method, percentile, memory_limit: as for `tune`. A killed scan leaves its batches in `OUTPUT.work-...`,
+    where the same call goes on.
     """
     check_wanted(drift, mode)
     scoring = Scoring(samples is None, mode, find_metric(metric), per_output, per_channel, combined_weights)
     count = samples
     if count is None:
         count = 32 if mode == "rescue" else LOOKS[-1]
-    settings = Settings(tuple(schemes), None, seed, 1, weight_type, bias_correction, count, screen=screen)
+    ranges = ranges_of(calibration_method, percentile)
+    settings = Settings(tuple(schemes), None, seed, 1, weight_type, bias_correction, count, None, (), screen, *ranges)
     path = Path(model)
     open_model(path)
     sources = open_sources(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)

@@ -143,6 +143,7 @@ def _basis(summary: Summary) -> list[tuple[str, str]]:
             "samples",
             f"{splits.calibration} calibration, {splits.search} search, {splits.final} final; disjoint",
         ),
+        ("calibration", str(summary.settings.get("calibration_method", "minmax"))),
         ("metric", f"{summary.metric}: {summary.metric_text}; higher is better"),
         (
             "budget",

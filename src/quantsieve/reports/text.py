@@ -254,10 +254,12 @@ def _print_basis(summary: Summary, console: Console) -> None:
     """What the figures rest on: samples, baselines, prediction, other processors."""
     splits = summary.splits
     samples = numbers.count(splits.final, "final sample")
+    method = summary.settings.get("calibration_method", "minmax")
+    calibrated = f"{splits.calibration}" if method == "minmax" else f"{splits.calibration}, {method}"
     console.print(
         Text(
             f"Measured on {samples} of {summary.data} (seed {summary.seed}), that neither calibration "
-            f"({splits.calibration}) nor search ({splits.search}) saw. Brackets are "
+            f"({calibrated}) nor search ({splits.search}) saw. Brackets are "
             "95 % intervals; times within theirs are ties."
         )
     )

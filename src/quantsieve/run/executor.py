@@ -316,6 +316,7 @@ class Search:
             settings={
                 "weight_type": self.trials.weight_type,
                 "bias_correction": line.settings.bias_correction,
+                "calibration_method": line.settings.ranges.text,
                 "scan_samples": 0 if self.problem is None else line.prices.num_samples,
                 "prepare": prepared.steps,
             },

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from quantsieve import calibrate, schemes, weights, writing
+from quantsieve import calibrate, clipping, schemes, weights, writing
 from quantsieve.data import Cached, InputSpec, Samples, Split, batches, split
 from quantsieve.errors import InputError, UnsupportedModel
 from quantsieve.model import aside, prepare
@@ -245,12 +245,15 @@ class Line:
             next(iter(feeds.values())).shape[0] if self.is_batched else 1 for feeds in self.correction_batches
         )
         inputs = [self._prepared[2], self.sample_key(indices, self.calibration_samples)]
-        versions = {"units": UNITS_VERSION, "mean_samples": corrected}
+        method = self.settings.ranges
+        versions: dict[str, object] = {"units": UNITS_VERSION, "mean_samples": corrected}
+        if method != clipping.MINMAX:  # whose keys are as they were when there was no other
+            versions["method"] = [clipping.VERSION, method.text]
         key = content_key("calibrate", calibrate.VERSION, versions, inputs)
 
         def compute() -> calibrate.Calibration:
             feeds = self._batches(self.calibration_samples, indices, "calibrate", "measuring ranges")
-            return calibrate.calibrate(self.executor, feeds, corrected)
+            return calibrate.calibrate(self.executor, feeds, corrected, method)
 
         return self.fact("calibrate", key, calibrate.Calibration, compute), key
 

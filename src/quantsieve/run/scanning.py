@@ -114,6 +114,7 @@ def scan_line(line: Line, scoring: Scoring) -> ScanResult:
         schemes=line.settings.schemes,
         activation=", ".join(dict.fromkeys(scheme.activation or "float" for scheme in line.schemes)),
         calibration_samples=len(line.split.calibration),
+        calibration_method=line.settings.ranges,
         layers=layers,
         screen=screen,
         refused=tuple(

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 
 from quantsieve import schemes as scheme_modules
 from quantsieve import tasks
+from quantsieve.clipping import PERCENTILE, Method
 from quantsieve.errors import UsageError
 from quantsieve.weights import WEIGHT_TYPES
 
@@ -23,6 +24,8 @@ class Settings:
     max_samples: int | None = None  # of the data; None: all
     keep_float: tuple[str, ...] = ()  # layers that are never quantized, sorted
     screen: str = "auto"  # or 'on', 'off': whether the scan may estimate prices (see `sensitivity/screen.py`)
+    calibration_method: str = "minmax"  # of the ranges of 8-bit activations (see `clipping.py`)
+    percentile: float = PERCENTILE  # of the calibration method of that name alone
 
     def __post_init__(self) -> None:
         for name in self.schemes:
@@ -35,12 +38,18 @@ class Settings:
             raise UsageError("a weight type auto, s8 or u8", repr(self.weight_type), "Choose one of them.")
         if self.screen not in ("auto", "on", "off"):
             raise UsageError("a screen auto, on or off", repr(self.screen), "Choose one of them.")
+        _ = self.ranges  # told here what is wrong with them
         for name, least in (("threads", 1), ("samples", 1), ("seed", 0), ("max_samples", 1)):
             _check_least(name, getattr(self, name), least)
 
+    @property
+    def ranges(self) -> Method:
+        """The calibration method. Raises UsageError when there is none of that name or percentile."""
+        return Method(self.calibration_method, float(self.percentile))
+
     def document(self) -> dict[str, object]:
-        """As strict JSON can say it; without keep_float and screen at their defaults, as older folders have it."""
-        defaults = {"keep_float": (), "screen": "auto"}
+        """As strict JSON can say it; without later settings at their defaults, as older folders have it."""
+        defaults = {"keep_float": (), "screen": "auto", "calibration_method": "minmax", "percentile": PERCENTILE}
         found = {name: value for name, value in asdict(self).items() if name not in defaults or value != defaults[name]}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 

@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quantsieve.errors import InputError
+from quantsieve.clipping import MINMAX, Method
+from quantsieve.errors import InputError, UsageError
 from quantsieve.sensitivity.drift import Drift
 from quantsieve.sensitivity.local import TensorRow, decibel
 from quantsieve.sensitivity.metrics import HIGHER, LOWER, METRICS, Meaning
@@ -70,6 +71,7 @@ class ScanResult:
     combined_weights: tuple[float, float] = _EVEN  # of the local and the accumulated error in `combined`
     drift: tuple[Drift, ...] = ()
     screen: Screen | None = None  # None where all scores are exact from the start
+    calibration_method: Method = MINMAX
 
     @property
     def keep_float(self) -> tuple[str, ...]:
@@ -92,7 +94,7 @@ class ScanResult:
             "seed": self.seed,
             "schemes": list(self.schemes),
             "activation": self.activation,
-            "calibration": {"method": "minmax", "samples": self.calibration_samples},
+            "calibration": _calibration_row(self.calibration_method, self.calibration_samples),
             "mode": self.mode,
             "metric": {
                 "name": self.metric.name,
@@ -108,6 +110,11 @@ class ScanResult:
             "refused": [{"layer": r.layer, "op_type": r.op_type, "reason": r.reason} for r in self.refused],
             "notes": list(self.notes),
         }
+
+
+def _calibration_row(method: Method, num_samples: int) -> dict[str, object]:
+    percentile = {"percentile": method.percentile} if method.name == "percentile" else {}
+    return {"method": method.name, **percentile, "samples": num_samples}
 
 
 def _screen_row(screen: Screen) -> dict[str, object]:
@@ -277,6 +284,7 @@ def _scan(document: Mapping[str, Any]) -> ScanResult:
         schemes=_texts(document, "schemes", ""),
         activation=_text(document, "activation", ""),
         calibration_samples=_count(calibration, "samples", "calibration"),
+        calibration_method=_method(calibration),
         layers=tuple(sorted(layers, key=lambda score: -metric.worse(score.value))),
         refused=tuple(refused),
         notes=_texts(document, "notes", ""),
@@ -296,6 +304,17 @@ def _meaning(row: Mapping[str, Any], mode: str) -> Meaning:
         raise _wrong(row, "direction", "metric", f"{HIGHER!r} or {LOWER!r}")
     is_error = name in METRICS and METRICS[name].meaning.is_error
     return Meaning(name, _text(row, "text", "metric"), _text(row, "unit", "metric"), row["direction"], is_error)
+
+
+def _method(row: Mapping[str, Any]) -> Method:
+    name = _text({"method": "minmax", **row}, "method", "calibration")
+    percentile = row.get("percentile", MINMAX.percentile)
+    if not isinstance(percentile, int | float) or isinstance(percentile, bool):
+        raise _wrong(row, "percentile", "calibration", "a number")
+    try:
+        return Method(name, float(percentile))
+    except UsageError as error:
+        raise _wrong(row, "method", "calibration", "a known method, percentile of that one alone,") from error
 
 
 def _weights(document: Mapping[str, Any]) -> tuple[float, float]:
