@@ -224,7 +224,7 @@ def test_external_data_belong_to_the_models_size(tmp_path):
     )
     facts = inspect(path)
     assert facts.size_bytes == path.stat().st_size + 4 * 64 * 64
-    assert facts.layers[0].schemes == ("a16w8", "dynamic8", "int8", "int8-channel", "w8")
+    assert facts.layers[0].schemes == ("a16w8", "dynamic8", "int8", "int8-channel", "w4", "w8")
     (tmp_path / "m.data").unlink()
     with pytest.raises(InputError, match=r"external data beside it, found m\.onnx"):
         inspect(path)

@@ -9,8 +9,10 @@ import pytest
 
 import planned
 from planned import Kit
+from quantsieve import writing
 from quantsieve.plan import Plan, Rounded, full_plan, place
 from quantsieve.schemes import names
+from quantsieve.schemes._affine import round_blocks
 from quantsieve.simulate import Simulation
 from quantsieve.targets.audit import audit_layers
 from quantsieve.targets.ort import OrtCpu
@@ -48,7 +50,9 @@ def test_a_plan_of_all_schemes_does_what_is_simulated_at_every_level(tmp_path: P
     simulated = Simulation(kit.executor, kit.parts(), plan).run(kit.feeds)
     wanted = {out.name: simulated[out.name].numpy() for out in kit.graph.outputs}
     # From extended on onnxruntime rounds what a MatMul of weights alone reads.
-    for level, steps in zip(planned.LEVELS, (1, 1, 2, 2), strict=True):
+    # So does its MatMulNBits at every level, more so with 4 bits.
+    has_blocks = "w4" in plan.schemes.values()
+    for level, steps in zip(planned.LEVELS, (4, 4, 4, 4) if has_blocks else (1, 1, 2, 2), strict=True):
         assert gap(planned.run_file(path, kit.feeds, level), wanted) <= steps, level
 
 
@@ -157,6 +161,39 @@ def test_a_dynamic_product_is_one_integer_kernel_with_the_numbers_of_the_simulat
     levels = planned.LEVELS if weight_type == exact_type() else planned.LEVELS[:1]
     for level in levels:
         assert gap(planned.run_file(path, kit.feeds, level), wanted) <= 1, level
+
+
+@pytest.mark.parametrize("product", ["transposed", "plain", "matmul"])
+def test_4_bit_blocks_are_packed_as_the_kernel_reads_them(
+    tmp_path: Path, product: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the exact accuracy level the file has the numbers of the simulation; 16 values make half a block."""
+    kit = planned.single_product(product)
+    plan = kit.plan(scheme="w4")
+    wanted = Simulation(kit.executor, kit.parts(), plan).run(kit.feeds)["y"].numpy().copy()
+    for exact in (True, False):
+        monkeypatch.setattr(writing, "FAST_LEVEL", 1 if exact else 4)
+        path = planned.save_plan(tmp_path, kit, plan)
+        audit = OrtCpu().audit(path)
+        assert dict(audit.op_counts)["com.microsoft:MatMulNBits"] == 1
+        assert audit_layers(audit, {"product": ("product",)}) == {"product": "weight-only"}
+        for level in planned.LEVELS:
+            found = planned.run_file(path, kit.feeds, level)["y"]
+            worst = np.abs(found - wanted).max() / np.ptp(wanted)
+            assert worst < (1e-5 if exact else 0.02), (exact, level)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("summed", [16, 32, 45])
+def test_packed_blocks_unpack_to_the_values(axis: int, summed: int) -> None:
+    shape = (summed, 6) if axis == 0 else (6, summed)
+    made = round_blocks(np.random.default_rng(0).normal(size=shape).astype(np.float32), axis, 32, 4)
+    assert made.scale.shape == (6, -(-summed // 32))
+    packed = made.packed()
+    assert packed.shape == (6, made.scale.shape[1], 16)
+    low_first = np.stack([packed & 15, packed >> 4], axis=-1).reshape(6, -1)[:, :summed].astype(np.int8) - 8
+    np.testing.assert_array_equal(low_first if axis == 1 else low_first.T, made.values)
+    assert np.abs(made.values).max() == 7
 
 
 def test_layers_that_read_the_same_value_dynamically_share_its_rounding(tmp_path: Path) -> None:

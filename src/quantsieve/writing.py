@@ -14,12 +14,13 @@ import onnx
 from quantsieve.model.execute import DYNAMIC, Affine
 from quantsieve.model.units import Layer, Tensor, layout_root
 from quantsieve.plan import Options, Placement, Plan, Read, Rounded, place
-from quantsieve.schemes._affine import QuantizedBias, QuantizedWeight, along_axis
+from quantsieve.schemes._affine import BlockedWeight, QuantizedBias, QuantizedLayer, QuantizedWeight, along_axis
 from quantsieve.search.prices import Costs
 from quantsieve.weights import Ingredients
 
 VERSION = 3
 MICROSOFT = "com.microsoft"
+FAST_LEVEL = 4  # of MatMulNBits: activations in 8 bits, blocks multiplied as integers
 OPSET_OF_16_BIT = 21  # from which ONNX's own QuantizeLinear takes 16 bits; onnxruntime's takes them at every opset
 
 FLOAT_PLAN = Plan({})
@@ -96,6 +97,8 @@ class _Writer:
         node = self.nodes[layer.nodes[0]]
         weight = made.weight
         is_corrected = self.parts.corrections.shift(self.plan.scheme(layer.name), layer.name) is not None
+        if isinstance(weight, BlockedWeight):
+            return self._write_blocks(layer, node, made)
         if layer.is_lookup:
             self._look_up(node, weight)
         elif _is_folded(self.parts, layer, self.plan.scheme(layer.name)):
@@ -146,12 +149,9 @@ class _Writer:
         unsigned = self.parts.weight_type == "u8"
         ints = (made.weight.values.astype(np.int16) + 128).astype(np.uint8) if unsigned else made.weight.values
         ints = ints.T if made.weight.axis == 0 else ints  # [read, made]
-        bias = list(node.input[2:3])
-        if bias and self.parts.corrections.shift(self.plan.scheme(layer.name), layer.name) is not None:
-            assert isinstance(made.bias, np.ndarray)
-            bias = [self._constant("b", made.bias)]
+        assert isinstance(made.weight, QuantizedWeight)
         zero = self._shared_constant("z", np.asarray(128 if unsigned else 0, ints.dtype))
-        result, node.output[0] = node.output[0], self._fresh("i")
+        result, bias = self._split_bias(layer, node, made)
         node.op_type = "MatMulInteger"
         del node.attribute[:]
         node.input[:] = [values, self._constant("w", np.ascontiguousarray(ints)), zero_point, zero]
@@ -159,8 +159,36 @@ class _Writer:
         cast.attribute.append(onnx.helper.make_attribute("to", onnx.TensorProto.FLOAT))
         scales = self._node("Mul", [scale, self._shared_constant("s", made.weight.scale)], "M")
         product = self._node("Mul", [cast.output[0], scales.output[0]], "M", "" if bias else result)
-        added = [self._node("Add", [product.output[0], *bias], "A", result)] if bias else []
+        added = [self._node("Add", [product.output[0], bias], "A", result)] if bias else []
         self.after[node.name] = [cast, scales, product, *added, *self.after.get(node.name, ())]
+
+    def _split_bias(self, layer: Layer, node: onnx.NodeProto, made: QuantizedLayer) -> tuple[str, str]:
+        """(name of what the layer's main node is to make, name of the bias that is to be added behind it or ''), for a
+        node that will make something new without it."""
+        bias = node.input[2] if len(node.input) > 2 else ""
+        if bias and self.parts.corrections.shift(self.plan.scheme(layer.name), layer.name) is not None:
+            assert isinstance(made.bias, np.ndarray)
+            bias = self._constant("b", made.bias)
+        result, node.output[0] = node.output[0], self._fresh("i")
+        return result, bias
+
+    def _write_blocks(self, layer: Layer, node: onnx.NodeProto, made: QuantizedLayer) -> None:
+        """The layer's main node as MatMulNBits, which reads and makes floats."""
+        weight = made.weight
+        assert isinstance(weight, BlockedWeight)
+        result, bias = self._split_bias(layer, node, made)
+        if not bias:
+            node.output[0] = result
+        node.op_type, node.domain = "MatMulNBits", MICROSOFT
+        del node.attribute[:]
+        node.attribute.extend(onnx.helper.make_attribute(key, value) for key, value in _blocks(weight).items())
+        packed, scales = self._constant("w", weight.packed()), self._constant("s", weight.scale.reshape(-1))
+        node.input[:] = [node.input[0], packed, scales]
+        if bias:
+            self.after[node.name] = [
+                self._node("Add", [node.output[0], bias], "A", result),
+                *self.after.get(node.name, ()),
+            ]
 
     def _multiply(self, node: onnx.NodeProto, weight: QuantizedWeight) -> None:
         """Cast and Mul in front of the weight: a target folds them when it loads the file, as it never does a DQ."""
@@ -316,6 +344,12 @@ def count_bytes(parts: Ingredients, options: Options, float_bytes: int) -> Costs
 _NAME = "w999"
 
 
+def _blocks(weight: BlockedWeight) -> dict[str, int]:
+    """Attributes of a MatMulNBits."""
+    made, summed = weight.values.shape[1 - weight.axis], weight.values.shape[weight.axis]
+    return {"K": summed, "N": made, "bits": weight.bits, "block_size": weight.block, "accuracy_level": FAST_LEVEL}
+
+
 def _is_folded(parts: Ingredients, layer: Layer, scheme: str) -> bool:
     """Whether the layer's weights are to be floats once the file is loaded: those of convolutions in float, which have
     no kernel for other ones, and run three times as long on weights that are no constants (1.32)."""
@@ -327,6 +361,11 @@ def _layer_bytes(parts: Ingredients, layer: Layer, scheme: str) -> int:
         return 0
     made = parts.integers(layer, scheme)
     scale = made.weight.scale
+    if isinstance(made.weight, BlockedWeight):
+        node = _node_bytes("MatMulNBits", 3, _blocks(made.weight)) + _framed(len(MICROSOFT))
+        node += (_node_bytes("Add", 2, {}) if layer.bias is not None else 0) - _node_bytes(layer.op_type, 2, {})
+        gone = _constant_bytes(parts, layer.weight) + len(layer.weight) - len(_NAME)
+        return node + _array_bytes(made.weight.packed()) + _array_bytes(scale.reshape(-1)) - gone
     if parts.schemes[scheme].activation == DYNAMIC:
         node = _node_bytes("MatMulInteger", 4, {}) - _node_bytes(layer.op_type, 2, {})
         node += _node_bytes("Cast", 1, {"to": 1}) + 2 * _node_bytes("Mul", 2, {})

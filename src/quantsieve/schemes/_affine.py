@@ -24,7 +24,44 @@ class QuantizedWeight:
 
     def dequantized(self) -> np.ndarray:
         """float32, shape of the weight."""
-        return self.values.astype(np.float32) * along_axis(self.scale, self.axis, self.values.ndim)
+        return self.values.astype(np.float32) * self.steps()
+
+    def steps(self) -> np.ndarray:
+        """float32, the scale of each value, shaped to broadcast against the weight."""
+        return along_axis(self.scale, self.axis, self.values.ndim)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedWeight:
+    """Integers of few bits with a scale for each block. values: int8, shape of the weight, a matrix; scale: float32
+    [made, blocks]; axis: the one that is summed, along which `block` values have one scale, the last block fewer."""
+
+    values: np.ndarray
+    scale: np.ndarray
+    axis: int
+    block: int
+    bits: int
+
+    def dequantized(self) -> np.ndarray:
+        """float32, shape of the weight."""
+        return self.values.astype(np.float32) * self.steps()
+
+    def steps(self) -> np.ndarray:
+        """float32, shape of the weight: the scale of each value."""
+        steps = np.repeat(self.scale, self.block, axis=1)[:, : self.values.shape[self.axis]]
+        return steps if self.axis == 1 else steps.T
+
+    def packed(self) -> np.ndarray:
+        """uint8 [made, blocks, block * bits / 8], as MatMulNBits wants it: values + 2^(bits - 1), the first of a byte
+        in its low bits; what fills up the last block stands for 0."""
+        rows = self.values if self.axis == 1 else self.values.T
+        offset, blocks = 1 << (self.bits - 1), self.scale.shape[1]
+        filled = np.full((rows.shape[0], blocks * self.block), offset, np.uint8)
+        filled[:, : rows.shape[1]] = rows.astype(np.int16) + offset
+        each = 8 // self.bits
+        parts = filled.reshape(rows.shape[0], blocks, self.block // each, each)
+        shifts = np.arange(each, dtype=np.uint8) * self.bits
+        return np.bitwise_or.reduce(parts << shifts, axis=-1).astype(np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +79,7 @@ class QuantizedBias:
 class QuantizedLayer:
     """bias: integers, or float32 (channels,) where the scheme keeps it float; None for a layer without."""
 
-    weight: QuantizedWeight
+    weight: QuantizedWeight | BlockedWeight
     bias: QuantizedBias | np.ndarray | None
 
     def dequantized(self) -> tuple[np.ndarray, np.ndarray | None]:
@@ -92,6 +129,20 @@ def round_weight(weight: np.ndarray, scale: np.ndarray, axis: int | None) -> Qua
     """float32 weight, any rank, in symmetric int8. scale: float32, () or (channels,) along `axis`."""
     ratio = weight / along_axis(scale, axis, weight.ndim)
     return QuantizedWeight(np.clip(np.rint(ratio), -WEIGHT_PEAK, WEIGHT_PEAK).astype(np.int8), scale, axis)
+
+
+def round_blocks(weight: np.ndarray, axis: int, block: int, bits: int) -> BlockedWeight:
+    """float32 matrix in symmetric integers, one scale for each `block` values along `axis`."""
+    rows = weight if axis == 1 else weight.T
+    blocks = -(-rows.shape[1] // block)
+    filled = np.zeros((rows.shape[0], blocks * block), np.float32)
+    filled[:, : rows.shape[1]] = rows
+    peak = (1 << (bits - 1)) - 1
+    scale = np.abs(filled).reshape(rows.shape[0], blocks, block).max(axis=2) / np.float32(peak)
+    scale = np.where(scale >= _TINY, scale, np.float32(1)).astype(np.float32)
+    made = BlockedWeight(np.zeros(weight.shape, np.int8), scale, axis, block, bits)
+    values = np.clip(np.rint(weight / made.steps()), -peak, peak).astype(np.int8)
+    return BlockedWeight(values, scale, axis, block, bits)
 
 
 def activation_parameters(low: float, high: float, dtype: str = "uint8") -> tuple[np.float32, int]:

@@ -1,0 +1,42 @@
+"""int4 weights in blocks of 32 along what is summed, symmetric: scale = max|w| / 7 of a block. onnxruntime only.
+
+Activations and bias stay float. MatMul and Gemm are written as MatMulNBits of onnxruntime's own domain, at the accuracy
+level that is fast (4): its kernels round what they read to 8 bits in blocks, which the simulation does not.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+
+from quantsieve.model.units import Layer
+from quantsieve.schemes._affine import QuantizedLayer, round_blocks
+
+BLOCK = 32  # values with one scale; a power of two from 16 on
+TAKEN = ("MatMul", "Gemm")
+
+
+class W4:
+    name: ClassVar[str] = "w4"
+    version: ClassVar[int] = 1
+    activation: ClassVar[str | None] = None
+    runs_as: ClassVar[frozenset[str]] = frozenset({"weight-only"})
+    description: ClassVar[str] = "int4 weights only, one scale a block of 32; MatMul and Gemm"
+
+    def refusal(self, layer: Layer, opset: int) -> str | None:
+        if layer.refusal is not None:
+            return layer.refusal
+        if layer.op_type not in TAKEN or layer.weight is None:
+            return f"{self.name} takes MatMul and Gemm with constant weights, this is {layer.op_type}"
+        return None
+
+    def scale_axis(self, layer: Layer) -> int | None:
+        return layer.channel_axis
+
+    def quantize(
+        self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None, input_scale: np.float32 | None
+    ) -> QuantizedLayer:
+        summed = 1 - (layer.channel_axis or 0)
+        return QuantizedLayer(round_blocks(weight, summed, BLOCK, bits=4), bias)
+
+
+SCHEME = W4()
