@@ -59,6 +59,21 @@ class Names(click.ParamType):
         return names
 
 
+class Entries(click.ParamType):
+    """A tuple of names from a text with commas; a text that begins with 're:' is one entry, commas and all."""
+
+    name = "entries"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        text = str(value)
+        if text.startswith("re:"):
+            return (text,)
+        names = tuple(part.strip() for part in text.split(",") if part.strip())
+        if not names:
+            self.fail("at least one name is needed.", param, ctx)
+        return names
+
+
 class Weights(click.ParamType):
     """Two numbers from a text with a comma."""
 
@@ -157,6 +172,16 @@ class Calibrating:
 
     calibration_method: str
     percentile: float | None  # of values
+
+
+@dataclass(frozen=True, slots=True)
+class Selecting:
+    """Layers chosen by hand: names, or patterns behind 're:'; () where not given."""
+
+    nodes_to_exclude: tuple[str, ...]
+    nodes_to_quantize: tuple[str, ...]
+    op_types_to_exclude: tuple[str, ...]
+    op_types_to_quantize: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +398,35 @@ scan_option = click.option(
     metavar="SCAN.json",
     help="Never quantize the layers that it marks keep_float.",
     show_default="none",
+)
+
+
+def _together(ctx: click.Context, param: click.Parameter, value: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """All entries of an option that was given several times."""
+    return tuple(entry for entries in value for entry in entries)
+
+
+def _selecting(name: str, metavar: str, help: str) -> Callable[[Command], Command]:
+    return click.option(
+        name, type=Entries(), multiple=True, callback=_together, metavar=metavar, help=help, show_default="none"
+    )
+
+
+selecting_options = _group(
+    "selecting",
+    Selecting,
+    (
+        _selecting(
+            "--nodes-to-exclude",
+            "A,B,...|re:PATTERN",
+            "Keep the layers of these nodes float: names of nodes of MODEL or of layers; repeatable.",
+        ),
+        _selecting("--nodes-to-quantize", "A,B,...|re:PATTERN", "Keep all layers but those of these nodes float."),
+        _selecting("--op-types-to-exclude", "A,B,...|re:PATTERN", "Keep layers of these operators float."),
+        _selecting(
+            "--op-types-to-quantize", "A,B,...|re:PATTERN", "Keep all layers but those of these operators float."
+        ),
+    ),
 )
 
 scoring_options = _group(

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,12 @@ def evaluation(found: EvaluationResult, output: Output) -> None:
         _tables.show_evaluation(_tables.stdout_console(), found)
 
 
-def path(kind: str, written: Path, output: Output) -> None:
-    """The file that a command wrote."""
+def path(kind: str, written: Path, output: Output, notes: Sequence[str] = ()) -> None:
+    """The file that a command wrote; notes on stderr."""
+    for note in notes:
+        say(f"note: {note}")
     if output.json:
-        print_json({"schema": SCHEMA, "kind": kind, "path": str(written)})
+        print_json({"schema": SCHEMA, "kind": kind, "path": str(written), **({"notes": [*notes]} if notes else {})})
     else:
         print(f"Wrote {written}")
 

@@ -237,7 +237,8 @@ def show_scan(console: Console, found: "ScanResult") -> None:
         if found.drift:
             _show_drift(console, found.drift)
     else:
-        console.print(Text("No layer of this model can be quantized."))
+        by_hand = any(r.is_kept for r in found.refused)
+        console.print(Text(f"No layer of this model can be quantized{' that is not kept float' if by_hand else ''}."))
     if found.refused:
         console.print(Text("\nThese layers stay float:"))
         reasons = [(plain(r.layer), plain(r.op_type), plain(r.reason)) for r in found.refused]
@@ -263,13 +264,19 @@ def _drift(found: Drift) -> str:
 def show_pick(console: Console, found: "PickResult", written: str | None) -> None:
     """What is kept float and what that holds, then its nodes, one a line and as a list for Python."""
     blocks = sum(len(group.layers) > 1 for group, _ in found.groups)
-    refused = len(found.scan.refused)
+    by_hand = sum(r.is_kept for r in found.scan.refused)
+    refused = len(found.scan.refused) - by_hand
     together = f", {count(blocks, 'block')} of several among them" if blocks else ""
     pairs = [
         ("Scores", f"{plain(found.scan.model_file)} under {found.scheme}, higher is worse"),
         ("Kept float", f"{count(found.num_kept, 'layer')}{together}"),
         ("Quantized", count(found.num_quantized, "layer")),
         *([("Float anyway", f"{count(refused, 'layer')} that cannot be quantized")] if refused else []),
+        *(
+            [("Float by hand", f"{count(by_hand, 'layer')} that the scan left out; not among the names")]
+            if by_hand
+            else []
+        ),
         ("Coverage", f"{found.coverage:.1%} of the scores that were ranked"),
         ("Mass", f"{found.mass:.1%} of the layers' scores"),
     ]

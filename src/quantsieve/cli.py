@@ -54,6 +54,7 @@ def program() -> None:
 @opt.calibrating_options
 @opt.search_options
 @opt.scan_option
+@opt.selecting_options
 @opt.metric_option
 @opt.samples_option
 @opt.screen_option
@@ -71,6 +72,7 @@ def tune(
     calibrating: opt.Calibrating,
     search: opt.Search,
     scan: str | None,
+    selecting: opt.Selecting,
     metric: str | None,
     samples: int,
     screen: str,
@@ -104,6 +106,10 @@ def tune(
                 skip_bad=images.skip_bad,
                 class_names=_class_names(images),
                 scan=scan,
+                nodes_to_exclude=selecting.nodes_to_exclude,
+                nodes_to_quantize=selecting.nodes_to_quantize,
+                op_types_to_exclude=selecting.op_types_to_exclude,
+                op_types_to_quantize=selecting.op_types_to_quantize,
                 schemes=search.schemes,
                 metric=metric,
                 max_drop=search.max_drop,
@@ -144,6 +150,7 @@ def inspect(model: str, output: opt.Output) -> None:
 @opt.source_options
 @opt.image_options
 @opt.calibrating_options
+@opt.selecting_options
 @opt.schemes_option
 @opt.scoring_options
 @opt.screen_option
@@ -158,6 +165,7 @@ def scan(
     source: opt.Source,
     images: opt.Images,
     calibrating: opt.Calibrating,
+    selecting: opt.Selecting,
     schemes: tuple[str, ...],
     scoring: opt.Scoring,
     screen: str,
@@ -182,6 +190,10 @@ def scan(
             preprocess=_preprocess(images),
             skip_bad=images.skip_bad,
             class_names=_class_names(images),
+            nodes_to_exclude=selecting.nodes_to_exclude,
+            nodes_to_quantize=selecting.nodes_to_quantize,
+            op_types_to_exclude=selecting.op_types_to_exclude,
+            op_types_to_quantize=selecting.op_types_to_quantize,
             schemes=schemes,
             seed=source.seed,
             mode=scoring.mode,
@@ -238,6 +250,7 @@ def pick(scan: str, path: str | None, picking: opt.Picking, output: opt.Output) 
 @opt.image_options
 @opt.calibrating_options
 @opt.scan_option
+@opt.selecting_options
 @opt.writing_options
 @opt.output_options
 def quantize(
@@ -248,6 +261,7 @@ def quantize(
     images: opt.Images,
     calibrating: opt.Calibrating,
     scan: str | None,
+    selecting: opt.Selecting,
     writing: opt.Writing,
     output: opt.Output,
 ) -> None:
@@ -255,6 +269,7 @@ def quantize(
     from quantsieve import _show, api
     from quantsieve._progress import watch
 
+    notes: list[str] = []
     with watch(output.quiet) as progress:
         written = api.quantize(
             model,
@@ -269,12 +284,17 @@ def quantize(
             skip_bad=images.skip_bad,
             class_names=_class_names(images),
             scan=scan,
+            nodes_to_exclude=selecting.nodes_to_exclude,
+            nodes_to_quantize=selecting.nodes_to_quantize,
+            op_types_to_exclude=selecting.op_types_to_exclude,
+            op_types_to_quantize=selecting.op_types_to_quantize,
             seed=source.seed,
             weight_type=writing.weight_type,
             bias_correction=writing.bias_correction,
+            tell=notes.append,
             progress=progress,
         )
-    _show.path("quantize", written, output)
+    _show.path("quantize", written, output, notes)
 
 
 @program.command()

@@ -131,7 +131,8 @@ class Options:
     forms: Mapping[str, str | None]
 
 
-KEPT = "kept float by scan.json"  # a refusal that is the user's
+KEPT_BY = "kept float by "  # so begins a refusal that is the user's
+KEPT = f"{KEPT_BY}scan.json"
 
 
 def find_options(
@@ -140,11 +141,13 @@ def find_options(
     calibration: Calibration,
     schemes: Sequence[Scheme],
     keep_float: Collection[str] = (),
+    by_hand: Mapping[str, str] | None = None,
 ) -> Options:
     """What each layer may be given. A layer without weights gets the first scheme of each activation format that takes
     it: they round alike.
 
     keep_float: names of layers that are never quantized, whatever could be done. Raises UsageError for unknown ones.
+    by_hand: more of them, by name the reason (see `selection`).
     """
     check_layers(keep_float, structure)
     allowed: dict[str, tuple[str, ...]] = {}
@@ -156,6 +159,8 @@ def find_options(
             taken = [s for i, s in enumerate(taken) if s.activation not in [t.activation for t in taken[:i]]]
         if not taken:
             refusals[layer.name] = next(filter(None, reasons.values()), "no scheme was asked for that takes it")
+        elif by_hand and layer.name in by_hand:
+            refusals[layer.name] = by_hand[layer.name]
         elif layer.name in keep_float:
             refusals[layer.name] = KEPT
         else:
@@ -199,7 +204,7 @@ def check_plan(plan: Plan, options: Options) -> None:
             raise UsageError(
                 "a plan over the model's layers",
                 f"a layer {layer!r} that it lacks",
-                _nearest(layer, [*options.schemes, *options.refusals]),
+                nearest(layer, [*options.schemes, *options.refusals]),
             )
         if scheme not in options.schemes[layer]:
             known = ", ".join((FLOAT, *options.schemes[layer]))
@@ -213,10 +218,11 @@ def check_layers(keep_float: Collection[str], structure: Structure) -> None:
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise UsageError(
-            "keep_float for layers of the model", f"{unknown[0]!r}{more}, which it lacks", _nearest(unknown[0], known)
+            "keep_float for layers of the model", f"{unknown[0]!r}{more}, which it lacks", nearest(unknown[0], known)
         )
 
 
-def _nearest(layer: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(layer, list(known), n=3)
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known names that are most like it, as a sentence."""
+    near = difflib.get_close_matches(name, list(known), n=3)
     return f"Nearest names: {', '.join(near)}." if near else "`quantsieve inspect` lists the names."

@@ -69,6 +69,7 @@ def open_line(
         line = Line(store, path, sources, settings, target, limits.workers, progress or Silent(), memory)
         if settings.keep_float:
             check_layers(settings.keep_float, line.structure)  # wrong names are told before anything is measured
+        line.notes += line.selected.notes
         yield line
 
 

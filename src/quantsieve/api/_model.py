@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from quantsieve.run.spec import Limits, Settings
 from quantsieve.run.trials import Trials
 from quantsieve.schemes import FLOAT
 from quantsieve.schemes import names as scheme_names
+from quantsieve.selection import Selection
 from quantsieve.sensitivity.scan_document import ScanResult
 
 SCHEMA = 1
@@ -66,17 +67,25 @@ def quantize(
     skip_bad: bool = False,
     class_names: Sequence[str] | None = None,
     scan: str | os.PathLike[str] | ScanResult | None = None,
+    nodes_to_exclude: Sequence[str] = (),
+    nodes_to_quantize: Sequence[str] = (),
+    op_types_to_exclude: Sequence[str] = (),
+    op_types_to_quantize: Sequence[str] = (),
     seed: int = 0,
     weight_type: str = "auto",
     bias_correction: bool = True,
+    tell: Callable[[str], object] | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Write the model as a plan says; returns the path of the new file.
 
     plan: path of a plan.json, a scheme's name for every layer that can have it, or schemes by layer name. scan: layers
-    that it marks `keep_float` cannot have any. calibration_method, percentile: as for `tune`. Raises UsageError when
-    the plan names unknown layers, or asks what a layer cannot have.
+    that it marks `keep_float` cannot have any. nodes_to_exclude, nodes_to_quantize, op_types_to_exclude,
+    op_types_to_quantize: layers chosen by hand, names or `re:PATTERN`, see `Selection`. tell: called with each note on
+    what they matched, for example `print`. calibration_method, percentile: as for `tune`. Raises UsageError when the
+    plan names unknown layers, or asks what a layer cannot have.
     """
+    selection = Selection.of(nodes_to_exclude, nodes_to_quantize, op_types_to_exclude, op_types_to_quantize)
     path = Path(model)
     open_model(path)
     kept = kept_layers(scan, path)
@@ -91,9 +100,13 @@ def quantize(
         keep_float=kept,
         calibration_method=method,
         percentile=share,
+        selection=selection,
     )
     sources = open_sources(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
     with scratch() as folder, open_line(folder, path, sources, settings, Limits(), progress) as line:
+        if tell is not None:
+            for note in line.selected.notes:
+                tell(note)
         chosen = _read_plan(plan, line.options, (BIAS,) if bias_correction else ())
         check_plan(chosen, line.options)
         built = Trials(line).build(chosen)

@@ -25,6 +25,7 @@ from quantsieve.run.progress import Progress
 from quantsieve.run.spec import Limits, Settings
 from quantsieve.run.store import Store
 from quantsieve.run.trials import Deadline
+from quantsieve.selection import Selection
 from quantsieve.sensitivity.scan_document import ScanResult
 
 _SUMMARY = content_key("summary", 1, {}, [])  # one a run: the last one
@@ -73,6 +74,10 @@ def tune(
     skip_bad: bool = False,
     class_names: Sequence[str] | None = None,
     scan: str | os.PathLike[str] | ScanResult | None = None,
+    nodes_to_exclude: Sequence[str] = (),
+    nodes_to_quantize: Sequence[str] = (),
+    op_types_to_exclude: Sequence[str] = (),
+    op_types_to_quantize: Sequence[str] = (),
     schemes: Sequence[str] = ("int8", "int8-channel"),
     metric: str | None = None,
     max_drop: float = 0.01,
@@ -96,18 +101,21 @@ def tune(
     data: samples with or without labels; `synthetic=N` makes N random ones instead. run: default
     `quantsieve-run-MODEL` in the current folder; a second call with the same settings goes on there.
     max_drop: largest acceptable loss of the score, absolute. timeout: seconds. scan: layers that it marks `keep_float`
-    are never quantized. calibration_method: of the ranges of 8-bit activations: 'minmax', or 'percentile', 'entropy',
-    'mse', which clip the outermost values; percentile: of that method, in (0, 100], default 99.99. screen: as for
-    `scan`. memory_limit: bytes that the run may take beside the model, its runs on
-    the target apart; default half of what is free. Raises QuantsieveError.
+    are never quantized. nodes_to_exclude, nodes_to_quantize, op_types_to_exclude, op_types_to_quantize: layers chosen
+    by hand, names or `re:PATTERN`, see `Selection`; notes of the summary tell what each matched. calibration_method: of
+    the ranges of 8-bit activations: 'minmax', or 'percentile', 'entropy', 'mse', which clip the outermost values;
+    percentile: of that method, in (0, 100], default 99.99. screen: as for `scan`. memory_limit: bytes that the run may
+    take beside the model, its runs on the target apart; default half of what is free. Raises QuantsieveError.
     Ctrl-C (KeyboardInterrupt) is passed on once the report of what is there has been written.
     """
+    selection = Selection.of(nodes_to_exclude, nodes_to_quantize, op_types_to_exclude, op_types_to_quantize)
     open_model(Path(model))
     kept = kept_layers(scan, Path(model))
     ranges = ranges_of(calibration_method, percentile)
     settings = Settings(
-        tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples, kept, screen, *ranges
-    )
+        tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples, kept, screen,
+        *ranges, selection,
+    )  # fmt: skip
     limits = Limits(max_drop, confident, timeout, max_trials, workers, limit_s, memory_limit)
     deadline = Deadline(timeout)
     path = Path(model)

@@ -15,6 +15,7 @@ from quantsieve.run.progress import Progress
 from quantsieve.run.scan_file import load_blocks, load_scan
 from quantsieve.run.scanning import Scoring, scan_line
 from quantsieve.run.spec import Limits, Settings
+from quantsieve.selection import Selection
 from quantsieve.sensitivity.blocks import match
 from quantsieve.sensitivity.metrics import Metric
 from quantsieve.sensitivity.pick import NEAR, PickResult, Rule, pick_layers
@@ -34,6 +35,10 @@ def scan(
     preprocess: Preprocess | None = None,
     skip_bad: bool = False,
     class_names: Sequence[str] | None = None,
+    nodes_to_exclude: Sequence[str] = (),
+    nodes_to_quantize: Sequence[str] = (),
+    op_types_to_exclude: Sequence[str] = (),
+    op_types_to_quantize: Sequence[str] = (),
     schemes: Sequence[str] = ("int8", "int8-channel"),
     seed: int = 0,
     workers: int = 2,
@@ -70,16 +75,22 @@ def scan(
     worst rows alone as well where that ratio is outside 0.9 to 1.1, N the N worst rows of each scheme in any case,
     'off' runs no session. Raises UsageError for another value, and for N with the mode 'rescue'.
 
+    nodes_to_exclude, nodes_to_quantize, op_types_to_exclude, op_types_to_quantize: layers chosen by hand, names or
+    `re:PATTERN`, see `Selection`; those that stay float have no score and stand among the refused.
+
     calibration_method, percentile, memory_limit: as for `tune`. A killed scan leaves its batches in `OUTPUT.work-...`,
     where the same call goes on.
     """
     check_wanted(drift, mode)
+    selection = Selection.of(nodes_to_exclude, nodes_to_quantize, op_types_to_exclude, op_types_to_quantize)
     scoring = Scoring(samples is None, mode, find_metric(metric), per_output, per_channel, combined_weights)
     count = samples
     if count is None:
         count = 32 if mode == "rescue" else LOOKS[-1]
     ranges = ranges_of(calibration_method, percentile)
-    settings = Settings(tuple(schemes), None, seed, 1, weight_type, bias_correction, count, None, (), screen, *ranges)
+    settings = Settings(
+        tuple(schemes), None, seed, 1, weight_type, bias_correction, count, None, (), screen, *ranges, selection
+    )
     path = Path(model)
     open_model(path)
     sources = open_sources(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)

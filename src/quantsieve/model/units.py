@@ -97,7 +97,7 @@ def find_structure(graph: Graph) -> Structure:
     taken: set[str] = set()
     for node in graph.nodes:
         name = node.name or ""
-        if name in taken or _is_layout(node):
+        if name in taken or is_layout(node):
             continue
         layer = _layer(graph, node)
         taken.update(layer.nodes)
@@ -109,12 +109,13 @@ def layout_root(graph: Graph, name: str) -> str:
     """The value that layout ops made `name` from; `name` itself when none did."""
     while True:
         node = graph.producers.get(name)
-        if node is None or not _is_layout(node) or node.inputs[0] is None or node.outputs[0].name != name:
+        if node is None or not is_layout(node) or node.inputs[0] is None or node.outputs[0].name != name:
             return name
         name = node.inputs[0].name or ""
 
 
-def _is_layout(node: ir.Node) -> bool:
+def is_layout(node: ir.Node) -> bool:
+    """Whether the node only passes a tensor on."""
     if node.op_type == "MaxPool" and len([v for v in node.outputs if v.name and v.uses()]) > 1:
         return False  # with indices it is no mere passing on
     return node.domain == "" and node.op_type in LAYOUT_OPS and bool(node.inputs)
@@ -335,7 +336,7 @@ def _find_tensors(graph: Graph, layers: list[Layer]) -> tuple[Tensor, ...]:
             readers.setdefault(root, []).append(layer.name)
         members.setdefault(layer.output, [layer.output])
     for node in graph.nodes:  # graph order, so that a chain of layout ops is followed to its end
-        if _is_layout(node):
+        if is_layout(node):
             root = layout_root(graph, node.outputs[0].name or "")
             if root in members:
                 members[root].append(node.outputs[0].name or "")
@@ -348,7 +349,7 @@ def _find_tensors(graph: Graph, layers: list[Layer]) -> tuple[Tensor, ...]:
 def unreached(graph: Graph, structure: Structure) -> tuple[str, ...]:
     """Nodes that belong to no layer and are no layout op; empty for every model (invariant 4)."""
     owned = {name for layer in structure.layers for name in layer.nodes}
-    return tuple(n.name or "" for n in graph.nodes if (n.name or "") not in owned and not _is_layout(n))
+    return tuple(n.name or "" for n in graph.nodes if (n.name or "") not in owned and not is_layout(n))
 
 
 def reads(graph: Graph, layer: Layer) -> tuple[str, ...]:

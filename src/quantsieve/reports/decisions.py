@@ -58,12 +58,21 @@ def decide(summary: Summary, candidate: Candidate) -> tuple[Decision, ...]:
     )
 
 
+def refused_text(decisions: Sequence[Decision]) -> str:
+    """How many layers have to be float, those apart that the user keeps so: '3 that cannot be quantized'."""
+    refused = [decision.layer for decision in decisions if decision.kind == "refused"]
+    kept = sum(layer.is_kept for layer in refused)
+    by_hand = f", {kept:,} kept float by you" if kept else ""
+    return f"{len(refused) - kept:,} that cannot be quantized{by_hand}"
+
+
 def _decision(layer: LayerFacts, scheme: str, known: Sequence[Ranked]) -> Decision:
     if scheme != FLOAT:
         found = next((ranked for ranked in known if ranked.price.scheme == scheme), None)
         return Decision(layer, scheme, "quantized", found, found.text if found else "it has no price of its own")
     if layer.refusal is not None:
-        return Decision(layer, scheme, "refused", None, f"cannot be quantized: {layer.refusal}")
+        reason = layer.refusal if layer.is_kept else f"cannot be quantized: {layer.refusal}"
+        return Decision(layer, scheme, "refused", None, reason)
     lowest = min(known, key=lambda ranked: ranked.price.value, default=None)
     reason = "no price of its own" if lowest is None else _why_float(layer, lowest)
     return Decision(layer, scheme, "float by plan", lowest, reason)

@@ -14,7 +14,7 @@ from quantsieve.reports import _numbers as numbers
 from quantsieve.reports._axis import Axis, linear_axis, loss_axis, staircase
 from quantsieve.reports._labels import Box, place
 from quantsieve.reports.cautions import cautions
-from quantsieve.reports.decisions import Decision, decide
+from quantsieve.reports.decisions import Decision, decide, refused_text
 from quantsieve.reports.summary import (
     Summary,
     disagreement_of,
@@ -52,7 +52,8 @@ def html_page(summary: Summary) -> str:
         others=[_row(summary, c) for c in _by_size(summary, shown=False)],
         is_float=chosen is not None and is_float(chosen),
         layers=_layer_rows(decisions),
-        counts={kind: sum(d.kind == kind for d in decisions) for kind in ("quantized", "float by plan", "refused")},
+        counts={kind: sum(d.kind == kind for d in decisions) for kind in ("quantized", "float by plan")},
+        refused=refused_text(decisions),
         basis=_basis(summary),
     )
 

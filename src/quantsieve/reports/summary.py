@@ -20,6 +20,7 @@ from quantsieve.front import (
     named,
     size_reduction_kept,
 )
+from quantsieve.plan import KEPT_BY
 from quantsieve.reports import _numbers as numbers
 from quantsieve.sensitivity.drift import error_ratio
 from quantsieve.targets.timing import Ratio, ratio
@@ -47,7 +48,12 @@ class LayerFacts:
     num_params: int
     weight_bytes: int  # float32, weight and bias
     macs: int  # multiply-adds of one sample; 0 where unknown or without weights
-    refusal: str | None  # why no scheme can quantize it
+    refusal: str | None  # why it has to be float: no scheme can quantize it, or the user keeps it so
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the user keeps it float."""
+        return self.refusal is not None and self.refusal.startswith(KEPT_BY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +197,8 @@ def precision(summary: Summary, candidate: Candidate) -> Precision | None:
     plan, ran = candidate.plan, candidate.ran
     wanted = {name: schemes.get(plan.scheme(name)).runs_as for name in plan.quantized()}
     asked = [name for name, precisions in wanted.items() if precisions == {"int8"}]
-    choosable = [layer.name for layer in summary.layers if layer.refusal is None and layer.name in ran]
+    able = [layer for layer in summary.layers if layer.refusal is None or layer.is_kept]
+    choosable = [layer.name for layer in able if layer.name in ran]
     differing = {name: ran[name] for name in choosable if ran[name] not in {"gone", *wanted.get(name, {"float"})}}
     quantized = [ran.get(name, "gone") for name in asked]
     integer = quantized.count("int8")

@@ -18,7 +18,7 @@ from quantsieve.evaluation import Measured
 from quantsieve.front import Candidate, is_float, top_k
 from quantsieve.reports import _numbers as numbers
 from quantsieve.reports.cautions import cautions
-from quantsieve.reports.decisions import Decision, decide
+from quantsieve.reports.decisions import Decision, decide, refused_text
 from quantsieve.reports.summary import (
     Summary,
     disagreement_of,
@@ -233,7 +233,7 @@ def _print_layers(decisions: Sequence[Decision], console: Console) -> None:
     console.print(
         Text.assemble(
             ("Layers: ", "bold"),
-            f"{quantized:,} quantized, {len(by_plan):,} float by plan, {len(refused):,} that cannot be.",
+            f"{quantized:,} quantized, {len(by_plan):,} float by plan, {refused_text(decisions)}.",
         )
     )
     by_plan.sort(key=lambda d: -d.ranked.price.value if d.ranked else 0.0)

@@ -26,11 +26,13 @@ from quantsieve.plan import Options, find_options, forced_tensors
 from quantsieve.run.keys import array_key, content_key, model_key
 from quantsieve.run.memory import Memory, default_limit
 from quantsieve.run.progress import Progress, Step
+from quantsieve.run.selecting import select_layers
 from quantsieve.run.spec import Settings
 from quantsieve.run.store import Store
 from quantsieve.schemes import Scheme
 from quantsieve.schemes._static import by_name
 from quantsieve.search.prices import Costs
+from quantsieve.selection import EVERYTHING, NOTHING, Selected
 from quantsieve.sensitivity import screen, suffix
 from quantsieve.sensitivity.engine import refusal
 from quantsieve.sensitivity.racing import LOOKS
@@ -272,7 +274,22 @@ class Line:
 
     @cached_property
     def options(self) -> Options:
-        return find_options(self.graph, self.structure, self.calibration, self.schemes, self.settings.keep_float)
+        kept, by_hand = self.settings.keep_float, self.selected.kept
+        return find_options(self.graph, self.structure, self.calibration, self.schemes, kept, by_hand)
+
+    @cached_property
+    def selected(self) -> Selected:
+        """The layers that are kept float by hand. Raises UsageError for an entry that matches nothing."""
+        if self.settings.selection == EVERYTHING:
+            return NOTHING  # without preparing the model
+        given = dict(self.prepared.given_names)
+        return select_layers(self.settings.selection, self.path, self.graph, self.structure, given)
+
+    @property
+    def kept(self) -> dict[str, object]:
+        """What a key holds of the layers that the user keeps float; nothing where there are none."""
+        names = sorted({*self.settings.keep_float, *self.selected.kept})
+        return {"kept": names} if names else {}
 
     @cached_property
     def corrections(self) -> weights.Corrections:
@@ -319,6 +336,7 @@ class Line:
             "schemes": {scheme.name: scheme.version for scheme in self.schemes},
             "bias_correction": self.settings.bias_correction,
             "screen": [screen.VERSION, self.settings.seed] if is_screened else None,
+            **self.kept,
         }
         rows = screen.Rows(self._rows(sources), self.settings.seed)
         found: list[suffix.Prices] = []

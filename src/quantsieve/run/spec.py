@@ -7,6 +7,7 @@ from quantsieve import schemes as scheme_modules
 from quantsieve import tasks
 from quantsieve.clipping import PERCENTILE, Method
 from quantsieve.errors import UsageError
+from quantsieve.selection import EVERYTHING, Selection
 from quantsieve.weights import WEIGHT_TYPES
 
 
@@ -26,6 +27,7 @@ class Settings:
     screen: str = "auto"  # or 'on', 'off': whether the scan may estimate prices (see `sensitivity/screen.py`)
     calibration_method: str = "minmax"  # of the ranges of 8-bit activations (see `clipping.py`)
     percentile: float = PERCENTILE  # of the calibration method of that name alone
+    selection: Selection = EVERYTHING  # of layers, by hand
 
     def __post_init__(self) -> None:
         for name in self.schemes:
@@ -49,8 +51,12 @@ class Settings:
 
     def document(self) -> dict[str, object]:
         """As strict JSON can say it; without later settings at their defaults, as older folders have it."""
-        defaults = {"keep_float": (), "screen": "auto", "calibration_method": "minmax", "percentile": PERCENTILE}
-        found = {name: value for name, value in asdict(self).items() if name not in defaults or value != defaults[name]}
+        defaults: dict[str, object] = {
+            "keep_float": (), "screen": "auto", "calibration_method": "minmax", "percentile": PERCENTILE,
+            "selection": {},
+        }  # fmt: skip
+        values = {**asdict(self), "selection": self.selection.document()}
+        found = {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 

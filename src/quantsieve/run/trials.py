@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import onnx
 
 from quantsieve import evaluation, repair, writing
 from quantsieve.data import batches
@@ -21,6 +22,7 @@ from quantsieve.evaluation import Exam, Failed, Measured, Outcome, Reference
 from quantsieve.model.units import Layer
 from quantsieve.model.walks import Walks
 from quantsieve.plan import BIAS, Plan
+from quantsieve.readback import check_written
 from quantsieve.run.keys import array_key, content_key, file_key
 from quantsieve.run.line import Line
 from quantsieve.sensitivity.suffix import error_vectors, float_outputs
@@ -218,6 +220,9 @@ class Trials:
         else:
             simulated = np.zeros(0)
         content = writing.write_plan(parts, plan).SerializeToString()
+        if line.selected.kept:
+            written = onnx.ModelProto.FromString(content)
+            check_written(written.graph, line.graph, line.structure, plan, line.selected.kept)
         line.store.save_file(path, content)
         document = {"schema": 1, "id": plan.id, "layers": dict(plan.schemes), "repairs": list(plan.repairs)}
         line.store.save_file(path.with_name("plan.json"), json.dumps(document, indent=1).encode())

@@ -9,7 +9,7 @@ function that was inlined, stands for those around it that the original has: the
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from quantsieve.model.graph import Graph, node_inputs
-from quantsieve.model.units import Layer
+from quantsieve.model.units import Layer, reads
 
 
 def original_nodes(
@@ -20,6 +20,15 @@ def original_nodes(
     graph: of the original file. prepared: where the layers are. given: name the user gave, by name in the prepared
     model, where they differ.
     """
+    found = original_positions(graph, prepared, layers, given)
+    names = {layer: [graph.nodes[i].name or "" for i in positions] for layer, positions in found.items()}
+    return {layer: tuple(dict.fromkeys(name for name in own if name)) for layer, own in names.items()}
+
+
+def original_positions(
+    graph: Graph, prepared: Graph, layers: Sequence[Layer], given: Mapping[str, str]
+) -> dict[str, tuple[int, ...]]:
+    """By layer, positions of its nodes in the original, in graph order; arguments as for `original_nodes`."""
     fed = {value.name for value in graph.inputs if not graph.is_constant(value.name)}
     active = set()  # positions of nodes that depend on an input
     for index, node in enumerate(graph.nodes):
@@ -27,21 +36,24 @@ def original_nodes(
             active.add(index)
             fed.update(value.name or "" for value in node.outputs)
     makers = {value.name: i for i, node in enumerate(graph.nodes) for value in node.outputs if value.name}
-    known = {node.name for node in graph.nodes if node.name}
+    named: dict[str, list[int]] = {}
+    for index, node in enumerate(graph.nodes):
+        named.setdefault(node.name or "", []).append(index)
     found = {}
     for layer in layers:
         positions = _between(graph, prepared, makers, active, layer)
-        names = [graph.nodes[i].name or "" for i in sorted(positions)]
         if not positions:
             names = [given.get(name, name) for name in layer.nodes]
-        found[layer.name] = tuple(dict.fromkeys(name for name in names if name in known))
+            positions = {index for name in names if name for index in named.get(name, ())}
+        found[layer.name] = tuple(sorted(positions))
     return found
 
 
 def _between(graph: Graph, prepared: Graph, makers: Mapping[str, int], active: set[int], layer: Layer) -> set[int]:
     """Positions of the nodes on paths from the layer's inputs to its output; empty where no such value is known."""
     known = {*makers, *(value.name for value in graph.inputs)}
-    ends = _nearest(layer.inputs, known, lambda name: _reads_of(prepared, name))
+    inputs = layer.inputs or reads(prepared, layer)  # a lookup, and what cannot be quantized, have none
+    ends = _nearest(inputs, known, lambda name: _reads_of(prepared, name))
     waiting, positions = list(_nearest([layer.output], known, lambda name: _made_from(prepared, name))), set()
     while waiting:
         name = waiting.pop()

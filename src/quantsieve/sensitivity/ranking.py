@@ -14,7 +14,7 @@ from itertools import pairwise, zip_longest
 import numpy as np
 
 from quantsieve.model.units import Layer
-from quantsieve.plan import Rounded
+from quantsieve.plan import KEPT_BY, Rounded
 from quantsieve.sensitivity.interval import half_width
 from quantsieve.sensitivity.metrics import Meaning
 from quantsieve.sensitivity.places import Place
@@ -53,11 +53,16 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A layer that no scheme can quantize; it has no score, which is not a score of 0."""
+    """A layer that no scheme can quantize, or that the user keeps float; it has no score, which is not a score of 0."""
 
     layer: str
     op_type: str
     reason: str
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the user keeps it float."""
+        return self.reason.startswith(KEPT_BY)
 
 
 @dataclass(frozen=True, slots=True)
