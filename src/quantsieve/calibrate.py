@@ -13,9 +13,8 @@ import numpy as np
 
 from quantsieve.clipping import MINMAX, Histogram, Method, clipped
 from quantsieve.errors import InputError
-from quantsieve.model.execute import Affine, Executor
+from quantsieve.model.execute import OWN_RANGE, Affine, Executor
 from quantsieve.schemes._affine import activation_parameters
-from quantsieve.schemes._static import DYNAMIC
 
 VERSION = 3
 
@@ -43,14 +42,14 @@ class ClippedRange(Range):
 
     def affine(self, dtype: str) -> Affine:
         """The activation format: 8 bits for the narrower range, 16 for the whole, whose steps are small anyway."""
-        if dtype != DYNAMIC and np.iinfo(dtype).bits == 8:
+        if dtype not in OWN_RANGE and np.iinfo(dtype).bits == 8:
             return _affine(self.clipped_low, self.clipped_high, dtype)
         return _affine(self.low, self.high, dtype)
 
 
 def _affine(low: float, high: float, dtype: str) -> Affine:
-    if dtype == DYNAMIC:
-        return Affine(np.float32(1), 0, DYNAMIC)
+    if dtype in OWN_RANGE:
+        return Affine(np.float32(1), 0, dtype)
     scale, zero_point = activation_parameters(low, high, dtype)
     return Affine(scale, zero_point, dtype)
 

@@ -3,9 +3,9 @@
 The rule: the output of a quantized layer is rounded for every reader,
 since the integer kernel exists only then (Gemm and MatMul can give float and are rounded only for a quantized reader);
 a quantized layer rounds what it reads; a float reader of a float producer reads the unrounded value. A layer whose
-weights alone are quantized rounds no tensor, one that is quantized dynamically only what it reads. Where a layer reads
-in another format than its producer rounds in, it rounds what the producer gives once more. Simulation and writer both
-follow `Placement`, so they cannot disagree on where rounding happens.
+weights alone are quantized rounds no tensor, one that finds its ranges when it runs only what it reads. Where a layer
+reads in another format than its producer rounds in, it rounds what the producer gives once more. Simulation and writer
+both follow `Placement`, so they cannot disagree on where rounding happens.
 """
 
 import difflib
@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from quantsieve.calibrate import Calibration
 from quantsieve.errors import UsageError
+from quantsieve.model.execute import OWN_RANGE
 from quantsieve.model.graph import Graph
 from quantsieve.model.units import Layer, Structure, Tensor, layout_root
 from quantsieve.schemes import FLOAT, Scheme
-from quantsieve.schemes._static import DYNAMIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def place(graph: Graph, structure: Structure, plan: Plan, schemes: Mapping[str, 
     outputs = {
         tensor.root: form
         for tensor in structure.tensors
-        if (form := forms.get(tensor.producer or "")) not in (None, DYNAMIC)
+        if (form := forms.get(tensor.producer or "")) not in (None, *OWN_RANGE)
         and (_is_forced(makers, tensor) or any(forms.get(reader) == form for reader in tensor.readers))
     }
     reads = {}
@@ -117,7 +117,7 @@ def forced_tensors(graph: Graph, layer: Layer, scheme: Scheme) -> tuple[Rounded,
     if form is None:
         return ()
     roots = [layout_root(graph, name) for name in layer.inputs]
-    is_forced = layer.rounds_output and form != DYNAMIC
+    is_forced = layer.rounds_output and form not in OWN_RANGE
     return tuple(Rounded(root, form) for root in dict.fromkeys([*roots, *([layer.output] * is_forced)]))
 
 

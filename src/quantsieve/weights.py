@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from quantsieve.calibrate import Calibration
-from quantsieve.model.execute import DYNAMIC, Affine, Executor
+from quantsieve.model.execute import OWN_RANGE, Affine, Executor
 from quantsieve.model.graph import Graph
 from quantsieve.model.units import Layer, Structure, layout_root
 from quantsieve.plan import Options
@@ -70,7 +70,7 @@ def integers(
     if bias is not None and shift is not None:
         bias = (bias - shift).astype(np.float32)
     scale = None
-    if scheme.activation not in (None, DYNAMIC):
+    if scheme.activation not in (None, *OWN_RANGE):
         scale = calibration.ranges[layout_root(graph, layer.inputs[0])].affine(scheme.activation).scale
     return scheme.quantize(layer, weight, bias, scale)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import onnx
 
-from quantsieve.model.execute import DYNAMIC, Affine
+from quantsieve.model.execute import BLOCKS, DYNAMIC, Affine
 from quantsieve.model.units import Layer, Tensor, layout_root
 from quantsieve.plan import Options, Placement, Plan, Read, Rounded, place
 from quantsieve.schemes._affine import BlockedWeight, QuantizedBias, QuantizedLayer, QuantizedWeight, along_axis
@@ -73,6 +73,8 @@ class _Writer:
         made: dict[Read, str] = {}
         for layer in quantized:
             for read in (*self.placement.reads.get(layer.name, ()), *self._repeated(layer)):
+                if read.form == BLOCKS:  # the kernel itself does it
+                    continue
                 source = now.get(read.name, read.name)
                 if self._is_dynamic(layer):
                     self._write_dynamic(layer, read, source)
@@ -211,15 +213,19 @@ class _Writer:
 
     def _round_output(self, root: str, form: str) -> str:
         """Round a value for all who read it, the world included; the name of what they read then. Its layer is
-        quantized, so it needs no guard."""
+        quantized and needs no guard, unless its weights are floats once the file is loaded."""
         producer, affine = self.producers[root], self.parts.affine(root, form)
+        maker = next(layer for layer in self.parts.structure.quantizable if producer in layer.nodes)
+        is_float = maker.is_product and _is_folded(self.parts, maker, self.plan.scheme(maker.name))
         if root in self.parts.graph.output_names:  # the rounded value takes the name
             source = self._fresh("o")
             outputs = self.nodes[producer].output
             outputs[list(outputs).index(root)] = source
-            made = self._pair(source, affine, root)
+            guard = [self._node("Sum", [source], "G")] if is_float else []
+            made = [*guard, *self._pair(guard[0].output[0] if guard else source, affine, root)]
         else:
-            made = self._pair(root, affine)
+            guard = [self._node("Sum", [root], "G")] if is_float else []
+            made = [*guard, *self._pair(guard[0].output[0] if guard else root, affine)]
             for node in self.readers.get(root, ()):
                 _rename_input(node, root, made[-1].output[0])
         self.after.setdefault(producer, []).extend(made)
@@ -351,9 +357,11 @@ def _blocks(weight: BlockedWeight) -> dict[str, int]:
 
 
 def _is_folded(parts: Ingredients, layer: Layer, scheme: str) -> bool:
-    """Whether the layer's weights are to be floats once the file is loaded: those of convolutions in float, which have
-    no kernel for other ones, and run three times as long on weights that are no constants (1.32)."""
-    return parts.schemes[scheme].activation is None and layer.op_type in ("Conv", "ConvTranspose")
+    """Whether the layer's weights are to be floats once the file is loaded: weights alone, since a convolution runs
+    three times as long on weights that are no constants (1.32); and those of a MatMul or Gemm in float, since
+    onnxruntime would make a MatMulNBits of it, which rounds what it reads to 8 bits."""
+    form = parts.schemes[scheme].activation
+    return form is None or (form == "uint16" and layer.op_type in ("MatMul", "Gemm"))
 
 
 def _layer_bytes(parts: Ingredients, layer: Layer, scheme: str) -> int:
@@ -388,6 +396,8 @@ def _layer_bytes(parts: Ingredients, layer: Layer, scheme: str) -> int:
 
 
 def _tensor_bytes(parts: Ingredients, tensor: Tensor, form: str) -> int:
+    if form == BLOCKS:
+        return 0
     if form == DYNAMIC:
         return _node_bytes("DynamicQuantizeLinear", 1, {}) + 2 * (len(_NAME) + 2)
     pair = _node_bytes("QuantizeLinear", 3, {}) + _node_bytes("DequantizeLinear", 3, {})

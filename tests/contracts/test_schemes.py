@@ -13,10 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantsieve import schemes
 from quantsieve.errors import UsageError
+from quantsieve.model.execute import OWN_RANGE
 from quantsieve.model.graph import Graph
 from quantsieve.model.units import find_structure
 from quantsieve.schemes._affine import BlockedWeight, activation_parameters, along_axis
-from quantsieve.schemes._static import DYNAMIC
 
 every_scheme = pytest.mark.parametrize("scheme", schemes.discover(), ids=schemes.names())
 
@@ -82,7 +82,7 @@ def test_a_scheme_describes_itself(scheme):
     assert scheme.version >= 1
     assert scheme.description
     assert schemes.get(scheme.name) is scheme
-    assert scheme.activation in (None, DYNAMIC) or np.dtype(scheme.activation).kind == "u"
+    assert scheme.activation in (None, *OWN_RANGE) or np.dtype(scheme.activation).kind == "u"
     assert scheme.runs_as
 
 
@@ -203,7 +203,7 @@ def test_a_bias_fits_int32_with_room_for_the_sum_it_is_added_to(scheme, kind, da
     bias = data.draw(arrays(np.float32, CHANNELS, elements=FRACTIONS)) * np.float32(5)
     input_scale = data.draw(input_scales)
     made = scheme.quantize(LAYERS[kind], weight, bias, input_scale)
-    if scheme.activation in (None, DYNAMIC):  # it stays float
+    if scheme.activation in (None, *OWN_RANGE):  # it stays float
         np.testing.assert_array_equal(made.bias, bias)
         return
     assert made.bias.values.dtype == np.int32
@@ -223,7 +223,7 @@ def test_weights_near_one_millionth_do_not_lose_a_bias_of_five(scheme, kind):
     bias = np.full(CHANNELS, 5, np.float32)
     made = scheme.quantize(LAYERS[kind], weight, bias, np.float32(0.02))
     np.testing.assert_allclose(made.dequantized()[1], bias, rtol=1e-6)
-    if scheme.activation not in (None, DYNAMIC):  # what the integer kernel assumes
+    if scheme.activation not in (None, *OWN_RANGE):  # what the integer kernel assumes
         np.testing.assert_allclose(made.bias.scale, made.weight.scale * np.float32(0.02), rtol=1e-6)
 
 

@@ -33,6 +33,9 @@ Values = dict[str, OrtValue]
 Weights = tuple[np.ndarray, np.ndarray | None]  # of a layer, with its bias
 _PAGE = 4096  # bytes
 DYNAMIC = "dynamic"
+BLOCKS = "blocks"
+OWN_RANGE = (DYNAMIC, BLOCKS)  # formats without calibrated ranges: a layer rounds what it reads as it comes
+_BLOCK = 32  # values along the last axis that share a scale under BLOCKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Affine:
 
     scale: np.float32
     zero_point: int
-    dtype: str  # 'uint8' or another integer type that QuantizeLinear takes; 'dynamic': uint8, in the values' own range
+    dtype: str  # 'uint8' or another integer type that QuantizeLinear takes, or one of OWN_RANGE
 
 
 _ARRAY_TYPES = {
@@ -301,6 +304,8 @@ class Executor:
 
     def rounded(self, array: np.ndarray, affine: Affine) -> np.ndarray:
         """`round` on an array."""
+        if affine.dtype == BLOCKS:
+            return _rounded_blocks(array)
         piece = self._quantizers.get(affine.dtype)
         if piece is None:
             make = _dynamic_quantizer if affine.dtype == DYNAMIC else _quantizer
@@ -540,6 +545,22 @@ def _quantizer(dtype: str) -> Piece:
     options = piece_options()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return Piece("rounding", model, options)
+
+
+def _rounded_blocks(array: np.ndarray) -> np.ndarray:
+    """Symmetric int8 with one scale for 32 values along the last axis, as MatMulNBits reads its input at the accuracy
+    level 4 (mlas, sqnbitgemm, QuantizeARow_CompInt8)."""
+    if array.ndim == 0 or array.size == 0:
+        return array
+    length = array.shape[-1]
+    blocks = -(-length // _BLOCK)
+    filled = np.zeros((*array.shape[:-1], blocks * _BLOCK), np.float32)
+    filled[..., :length] = array
+    parts = filled.reshape(*array.shape[:-1], blocks, _BLOCK)
+    scale = np.abs(parts).max(axis=-1, keepdims=True) / np.float32(127)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        rounded = np.where(scale > 0, np.rint(parts / scale) * scale, np.float32(0)).astype(np.float32)
+    return np.ascontiguousarray(rounded.reshape(filled.shape)[..., :length])
 
 
 def _dynamic_quantizer(dtype: str) -> Piece:

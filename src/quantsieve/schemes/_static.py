@@ -5,7 +5,6 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from quantsieve.model.execute import DYNAMIC as DYNAMIC
 from quantsieve.model.units import Layer
 from quantsieve.schemes._affine import QuantizedLayer, quantize_layer
 

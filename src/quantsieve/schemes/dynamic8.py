@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from quantsieve.model.execute import DYNAMIC
 from quantsieve.model.units import Layer
 from quantsieve.schemes._affine import QuantizedLayer, round_weight, weight_scale
-from quantsieve.schemes._static import DYNAMIC
 
 MIN_OPSET = 11
 TAKEN = ("MatMul", "Gemm")

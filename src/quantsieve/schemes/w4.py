@@ -1,13 +1,15 @@
 """int4 weights in blocks of 32 along what is summed, symmetric: scale = max|w| / 7 of a block. onnxruntime only.
 
-Activations and bias stay float. MatMul and Gemm are written as MatMulNBits of onnxruntime's own domain, at the accuracy
-level that is fast (4): its kernels round what they read to 8 bits in blocks, which the simulation does not.
+MatMul and Gemm are written as MatMulNBits of onnxruntime's own domain, at the accuracy level that is fast (4): its
+kernels round what they read to 8 bits in blocks, and so does the simulation. What they make stays float, as does the
+bias.
 """
 
 from typing import ClassVar
 
 import numpy as np
 
+from quantsieve.model.execute import BLOCKS
 from quantsieve.model.units import Layer
 from quantsieve.schemes._affine import QuantizedLayer, round_blocks
 
@@ -18,9 +20,9 @@ TAKEN = ("MatMul", "Gemm")
 class W4:
     name: ClassVar[str] = "w4"
     version: ClassVar[int] = 1
-    activation: ClassVar[str | None] = None
+    activation: ClassVar[str | None] = BLOCKS
     runs_as: ClassVar[frozenset[str]] = frozenset({"weight-only"})
-    description: ClassVar[str] = "int4 weights only, one scale a block of 32; MatMul and Gemm"
+    description: ClassVar[str] = "int4 weights, one scale a block of 32, activations int8 in blocks; MatMul and Gemm"
 
     def refusal(self, layer: Layer, opset: int) -> str | None:
         if layer.refusal is not None:

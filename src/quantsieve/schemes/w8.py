@@ -1,8 +1,7 @@
 """int8 weights, symmetric, per output channel or row of a lookup: scale_c = max|w_c| / 127. Opset 13.
 
 Activations and bias stay float. The file is as small as with static int8 and no activation is rounded; the layer runs
-in float. onnxruntime turns the weights of convolutions to float once, when it loads the file, and has kernels of its
-own for products of matrices (`writing.py` says how).
+in float. Runtimes turn the weights to float once, when they load the file (`writing.py` says how).
 """
 
 from typing import ClassVar
@@ -19,8 +18,7 @@ class W8:
     name: ClassVar[str] = "w8"
     version: ClassVar[int] = 1
     activation: ClassVar[str | None] = None
-    # A MatMul whose neighbours are int8 may become an integer kernel: its input is rounded then in any case.
-    runs_as: ClassVar[frozenset[str]] = frozenset({"float", "weight-only", "int8"})
+    runs_as: ClassVar[frozenset[str]] = frozenset({"float"})
     description: ClassVar[str] = "int8 weights only, one scale an output channel; the layer runs in float"
 
     def refusal(self, layer: Layer, opset: int) -> str | None:
