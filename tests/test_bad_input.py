@@ -396,3 +396,22 @@ def test_wrong_arguments_of_the_python_function_are_usage_errors(small_model, sm
     with pytest.raises(UsageError):
         api.tune(small_model, run=tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
+
+
+def test_inputs_of_text_are_refused_with_what_to_do(refused, tmp_path):
+    nodes = [
+        helper.make_node("LabelEncoder", ["words"], ["n"], "lookup", domain="ai.onnx.ml", keys_strings=["red", "blue"],
+                         values_floats=[0.0, 1.0]),
+        helper.make_node("Mul", ["n", "n"], ["y"], "square"),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "text",
+        [helper.make_tensor_value_info("words", onnx.TensorProto.STRING, ["n", 2])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 2])],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 2)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "text.onnx")
+    np.savez(tmp_path / "text.npz", words=np.asarray([["red", "blue"]] * 40))
+    said = refused("scan", tmp_path / "text.onnx", "--data", tmp_path / "text.npz", *QUICK[:2], "--quiet")
+    assert "found text in the input words" in said

@@ -187,6 +187,14 @@ class Executor:
         return values
 
     def feed_values(self, feeds: Mapping[str, np.ndarray]) -> Values:
+        """Raises UnsupportedModel for an input of text, which onnxruntime does not hand from session to session."""
+        for name, given in feeds.items():
+            if given.dtype.kind in "USO":
+                raise UnsupportedModel(
+                    "inputs of numbers or truth values",
+                    f"text in the input {name}",
+                    "Cut off the part of the model that turns text into numbers, and give its numbers as samples.",
+                )
         values = {name: OrtValue.ortvalue_from_numpy(np.ascontiguousarray(a)) for name, a in feeds.items()}
         for name in self.graph.output_names:  # an initializer may be an output
             array = self.graph.constant(name)
