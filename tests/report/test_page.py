@@ -6,7 +6,9 @@ import pytest
 from run_facts import make_hard_summary, make_summary
 
 from quantsieve.front import Recommendation
+from quantsieve.reports import page
 from quantsieve.reports.page import html_page
+from quantsieve.reports.summary import Precision
 
 VOID = {"meta", "rect", "line", "circle", "path", "br"}
 
@@ -67,3 +69,15 @@ def test_a_run_without_a_recommendation_or_a_measured_model_still_has_a_page():
     )
     page = html_page(nothing)
     assert "Nothing was measured." in page and "<svg" not in page
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (Precision(58, 57, 1, {}), "int8 on 57 of 58 layers"),
+        (Precision(0, 0, 0, {}), "as planned"),
+        (Precision(0, 0, 0, {"a": "int8", "b": "mixed"}), "2 layers otherwise than planned"),
+    ],
+)
+def test_what_ran_is_told_for_plans_without_int8_layers_too(found, text):
+    assert page._ran(found) == text

@@ -16,6 +16,7 @@ from quantsieve.reports._labels import Box, place
 from quantsieve.reports.cautions import cautions
 from quantsieve.reports.decisions import Decision, decide, refused_text
 from quantsieve.reports.summary import (
+    Precision,
     Summary,
     disagreement_of,
     failures,
@@ -87,6 +88,12 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     return found
 
 
+def _ran(found: Precision) -> str:
+    if found.asked_int8:
+        return f"int8 on {found.ran_int8:,} of {found.asked_int8:,} layers"
+    return f"{numbers.count(len(found.differing), 'layer')} otherwise than planned" if found.differing else "as planned"
+
+
 def _row(summary: Summary, candidate: Candidate) -> dict[str, object]:
     loss, disagreement, kept = loss_of(candidate), disagreement_of(candidate), summary.kept(candidate)
     ratio, ran, latency = mse_ratio(candidate), precision(summary, candidate), candidate.latency
@@ -105,7 +112,7 @@ def _row(summary: Summary, candidate: Candidate) -> dict[str, object]:
         "ms": "" if latency is None else numbers.three(latency.median_ms),
         "ms_range": "" if latency is None else numbers.milliseconds_range(latency),
         "mse_ratio": "" if ratio is None else numbers.three(ratio),
-        "ran": "" if ran is None or is_float(candidate) else f"int8 on {ran.ran_int8:,} of {ran.asked_int8:,} layers",
+        "ran": "" if ran is None or is_float(candidate) else _ran(ran),
         "ran_text": "" if ran is None else ran.text(),
         "file": summary.files.get(candidate.id, ""),
         "state": failed or ("" if is_measured(candidate) else "dropped after the search samples"),
