@@ -141,3 +141,25 @@ def test_a_full_plan_of_weights_alone_may_be_the_smallest_and_is_what_others_are
     assert all((kept := summary.kept(c)) is None or kept <= 1.01 for c in summary.candidates)
     text = (tmp_path / "run" / "report" / "report.txt").read_text(encoding="utf-8")
     assert "otherwise than planned" not in text
+
+
+def test_quantize_by_the_name_of_a_scheme_touches_only_layers_that_can_have_it(tmp_path: Path) -> None:
+    path = tmp_path / "embedding.onnx"
+    onnx.save(embedding(), path)
+    feeds = [{"ids": np.full((1, 5), number, np.int64)} for number in range(40)]
+    for scheme, is_float in (("int8", True), ("dynamic8", True), ("w8", False)):
+        written = api.quantize(path, scheme, feeds, tmp_path / f"{scheme}.onnx")
+        held = {tensor.name: tensor.data_type for tensor in onnx.load(written).graph.initializer}
+        assert ("table" in held) == is_float, scheme
+
+
+def test_quantize_says_that_a_model_without_layers_to_quantize_is_copied(tmp_path: Path) -> None:
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3])] for name in "xy"]
+    graph = helper.make_graph([node("Tanh", ["x"], ["y"], "tanh")], "plain", *ends)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    told: list[str] = []
+    written = api.quantize(tmp_path / "m.onnx", "int8", None, tmp_path / "q.onnx", synthetic=40, tell=told.append)
+    assert [n.op_type for n in onnx.load(written).graph.node] == ["Tanh"]
+    assert told == [
+        "no layer of this model can be quantized (no int8 scheme for Tanh): the model is handed on as it is"
+    ]

@@ -177,6 +177,13 @@ def _refusal(graph: Graph, layer: Layer, calibration: Calibration, scheme: Schem
     return next((found for root in roots if (found := calibration.refusal(root)) is not None), None)
 
 
+def nothing_to_quantize(options: Options) -> str:
+    """What is said of a model without any layer that can be quantized."""
+    reasons = list(dict.fromkeys(options.refusals.values()))
+    why = f" ({'; '.join(reasons[:3])}{'; ...' if len(reasons) > 3 else ''})" if reasons else ""
+    return f"no layer of this model can be quantized{why}: the model is handed on as it is"
+
+
 def full_plan(options: Options, scheme: str) -> Plan:
     """Every layer that can be quantized: with `scheme` where it is allowed, elsewhere with the layer's first scheme of
     the same activation format, or else with its weights alone. A layer that has none of these stays float."""

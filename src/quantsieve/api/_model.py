@@ -15,7 +15,7 @@ from quantsieve.evaluation import Failed, Measured
 from quantsieve.inspection import Inspection
 from quantsieve.inspection import inspect as inspect_model
 from quantsieve.model.load import open_model
-from quantsieve.plan import BIAS, Options, Plan, check_plan, full_plan
+from quantsieve.plan import BIAS, Options, Plan, check_plan, full_plan, nothing_to_quantize
 from quantsieve.run.progress import Progress, Silent, Step
 from quantsieve.run.spec import Limits, Settings
 from quantsieve.run.trials import Trials
@@ -82,8 +82,9 @@ def quantize(
     plan: path of a plan.json, a scheme's name for every layer that can have it, or schemes by layer name. scan: layers
     that it marks `keep_float` cannot have any. nodes_to_exclude, nodes_to_quantize, op_types_to_exclude,
     op_types_to_quantize: layers chosen by hand, names or `re:PATTERN`, see `Selection`. tell: called with each note on
-    what they matched, for example `print`. calibration_method, percentile: as for `tune`. Raises UsageError when the
-    plan names unknown layers, or asks what a layer cannot have.
+    what they matched, and on a model that is copied since no layer can be quantized, for example `print`.
+    calibration_method, percentile: as for `tune`. Raises UsageError when the plan names unknown layers, or asks what a
+    layer cannot have.
     """
     selection = Selection.of(nodes_to_exclude, nodes_to_quantize, op_types_to_exclude, op_types_to_quantize)
     path = Path(model)
@@ -105,7 +106,7 @@ def quantize(
     sources = open_sources(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
     with scratch() as folder, open_line(folder, path, sources, settings, Limits(), progress) as line:
         if tell is not None:
-            for note in line.selected.notes:
+            for note in (*line.selected.notes, *(() if line.options.schemes else (nothing_to_quantize(line.options),))):
                 tell(note)
         chosen = _read_plan(plan, line.options, (BIAS,) if bias_correction else ())
         check_plan(chosen, line.options)
@@ -158,8 +159,9 @@ def _read_plan(plan: str | os.PathLike[str] | Mapping[str, str], options: Option
     if str(plan) == FLOAT:
         return Plan({})
     if str(plan) in scheme_names():
-        full = full_plan(options, str(plan))
-        return Plan(full.schemes, repairs)
+        full, form = full_plan(options, str(plan)), options.forms[str(plan)]
+        # Nobody asked for the weights of other layers: those are a plan's, or of `tune` with w8 among its schemes.
+        return Plan({layer: scheme for layer, scheme in full.schemes.items() if options.forms[scheme] == form}, repairs)
     path = Path(plan)
     if not path.is_file():
         raise InputError(

@@ -15,7 +15,7 @@ import numpy as np
 
 from quantsieve.evaluation import Failed, Measured
 from quantsieve.front import Candidate, find_front, recommend
-from quantsieve.plan import BIAS, Plan, full_plan
+from quantsieve.plan import BIAS, Plan, full_plan, nothing_to_quantize
 from quantsieve.reports.summary import LayerFacts, Prediction, Price, Splits, Summary
 from quantsieve.run.line import Line, TimeUp
 from quantsieve.run.progress import Step
@@ -100,9 +100,7 @@ class Search:
         self.trials.reference("final")  # float outputs that are no numbers are refused before the work
         line.progress(Step("calibrate", "measuring ranges"))
         if not line.options.schemes:
-            reasons = list(dict.fromkeys(line.options.refusals.values()))
-            why = f" ({'; '.join(reasons[:3])}{'; ...' if len(reasons) > 3 else ''})" if reasons else ""
-            line.notes.append(f"no layer of this model can be quantized{why}: the model is handed on as it is")
+            line.notes.append(nothing_to_quantize(line.options))
             self._finish()
             return
         for plan, origin in self._full():  # before the scan: an early end leaves them

@@ -12,27 +12,16 @@ import numpy as np
 from quantsieve.model.execute import BLOCKS
 from quantsieve.model.units import Layer
 from quantsieve.schemes._affine import QuantizedLayer, round_blocks
+from quantsieve.schemes._weights import FloatBias
 
 BLOCK = 32  # values with one scale; a power of two from 16 on
-TAKEN = ("MatMul", "Gemm")
 
 
-class W4:
+class W4(FloatBias):
     name: ClassVar[str] = "w4"
-    version: ClassVar[int] = 1
     activation: ClassVar[str | None] = BLOCKS
     runs_as: ClassVar[frozenset[str]] = frozenset({"weight-only"})
     description: ClassVar[str] = "int4 weights, one scale a block of 32, activations int8 in blocks; MatMul and Gemm"
-
-    def refusal(self, layer: Layer, opset: int) -> str | None:
-        if layer.refusal is not None:
-            return layer.refusal
-        if layer.op_type not in TAKEN or layer.weight is None:
-            return f"{self.name} takes MatMul and Gemm with constant weights, this is {layer.op_type}"
-        return None
-
-    def scale_axis(self, layer: Layer) -> int | None:
-        return layer.channel_axis
 
     def quantize(
         self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None, input_scale: np.float32 | None
