@@ -523,7 +523,7 @@ pick_options = _group(
 metric_option = click.option(
     "--metric",
     metavar="NAME",
-    help="Quality measure: top1, agreement or fidelity.",
+    help="Quality measure: top1, agreement, fidelity, or file.py:function.",
     show_default="top1 with labels, else by the outputs",
 )
 threads_option = click.option(

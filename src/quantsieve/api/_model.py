@@ -23,6 +23,7 @@ from quantsieve.schemes import FLOAT
 from quantsieve.schemes import names as scheme_names
 from quantsieve.selection import Selection
 from quantsieve.sensitivity.scan_document import ScanResult
+from quantsieve.tasks import Score, task_name
 
 SCHEMA = 1
 
@@ -124,14 +125,14 @@ def evaluate(
     preprocess: Preprocess | None = None,
     skip_bad: bool = False,
     class_names: Sequence[str] | None = None,
-    metric: str | None = None,
+    metric: str | Score | None = None,
     seed: int = 0,
     threads: int = 1,
     limit_s: float = 300.0,
     progress: Progress | None = None,
 ) -> EvaluationResult:
     """Candidate files against the float model on the final share of the samples, each in a worker process."""
-    settings = Settings(metric=metric, seed=seed, threads=threads)
+    settings = Settings(metric=task_name(metric), seed=seed, threads=threads)
     path = Path(model)
     open_model(path)
     files = [Path(candidate) for candidate in candidates]

@@ -27,6 +27,7 @@ from quantsieve.run.store import Store
 from quantsieve.run.trials import Deadline
 from quantsieve.selection import Selection
 from quantsieve.sensitivity.scan_document import ScanResult
+from quantsieve.tasks import Score, task_name
 
 _SUMMARY = content_key("summary", 1, {}, [])  # one a run: the last one
 
@@ -79,7 +80,7 @@ def tune(
     op_types_to_exclude: Sequence[str] = (),
     op_types_to_quantize: Sequence[str] = (),
     schemes: Sequence[str] = ("int8", "int8-channel"),
-    metric: str | None = None,
+    metric: str | Score | None = None,
     max_drop: float = 0.01,
     confident: bool = False,
     seed: int = 0,
@@ -100,6 +101,8 @@ def tune(
 
     data: samples with or without labels; `synthetic=N` makes N random ones instead. run: default
     `quantsieve-run-MODEL` in the current folder; a second call with the same settings goes on there.
+    metric: the task: 'top1', 'agreement', 'fidelity', `file.py:function`, or a function of (outputs, reference, labels)
+    to one score from 0 to 1 a sample, higher is better; default: by labels and outputs.
     max_drop: largest acceptable loss of the score, absolute. timeout: seconds. scan: layers that it marks `keep_float`
     are never quantized. nodes_to_exclude, nodes_to_quantize, op_types_to_exclude, op_types_to_quantize: layers chosen
     by hand, names or `re:PATTERN`, see `Selection`; notes of the summary tell what each matched. calibration_method: of
@@ -113,8 +116,8 @@ def tune(
     kept = kept_layers(scan, Path(model))
     ranges = ranges_of(calibration_method, percentile)
     settings = Settings(
-        tuple(schemes), metric, seed, threads, weight_type, bias_correction, samples, max_samples, kept, screen,
-        *ranges, selection,
+        tuple(schemes), task_name(metric), seed, threads, weight_type, bias_correction, samples, max_samples, kept,
+        screen, *ranges, selection,
     )  # fmt: skip
     limits = Limits(max_drop, confident, timeout, max_trials, workers, limit_s, memory_limit)
     deadline = Deadline(timeout)

@@ -15,18 +15,22 @@ import numpy as np
 from quantsieve.errors import UsageError
 from quantsieve.tasks._base import Task
 from quantsieve.tasks._classes import looks_like_classes
+from quantsieve.tasks._function import Score, load_function, load_task, task_name
 from quantsieve.tasks._measures import disagreement, logit_mse, output_variance, sqnr_db
 
 __all__ = [
+    "Score",
     "Task",
     "choose",
     "disagreement",
     "discover",
     "get",
+    "load_function",
     "logit_mse",
     "names",
     "output_variance",
     "sqnr_db",
+    "task_name",
 ]
 
 
@@ -43,12 +47,17 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str) -> Task:
-    """The task of that name. Raises UsageError, naming the nearest known names."""
+    """The task of that name, or of the function that `file.py:function` or `module:function` names.
+
+    Raises UsageError, naming the nearest known names, and InputError where there is no such function.
+    """
+    if ":" in name:
+        return load_task(name)
     for task in discover():
         if task.name == name:
             return task
     near = difflib.get_close_matches(name, names(), n=3) or names()
-    raise UsageError("the name of a task", repr(name), f"Use one of these: {', '.join(near)}.")
+    raise UsageError("the name of a task", repr(name), f"Use one of these: {', '.join(near)}; or file.py:function.")
 
 
 def choose(outputs: Mapping[str, np.ndarray], labels: np.ndarray | None) -> Task:

@@ -1,7 +1,7 @@
 """The seam between quality measures and the stages that compare models."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -16,11 +16,23 @@ class Task(Protocol):
     A task has no state: it may be used from several threads and processes.
     """
 
-    name: ClassVar[str]
-    description: ClassVar[str]  # what the score is, for people
-    needs_labels: ClassVar[bool]
-    higher_is_better: ClassVar[bool]  # always True
-    version: ClassVar[int]  # part of the content key: raise it when numbers change
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def description(self) -> str:
+        """What the score is, for people."""
+
+    @property
+    def needs_labels(self) -> bool: ...
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Always True."""
+
+    @property
+    def version(self) -> int:
+        """Part of the content key: raise it when numbers change."""
 
     def score(self, outputs: Outputs, reference: Outputs, labels: np.ndarray | None) -> np.ndarray:
         """float64 [n], one value a sample; never NaN: a sample whose outputs hold NaN scores 0 there.
