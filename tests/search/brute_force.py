@@ -6,16 +6,17 @@ import numpy as np
 from hypothesis import strategies as st
 
 from quantsieve.plan import Rounded
-from quantsieve.search.prices import Problem
+from quantsieve.search.prices import Crossing, Problem
 
 SCHEMES = ("int8", "int8-channel", "w8", "a16w8")
 NOISE = st.just(0.0) | st.floats(1e-6, 1.0)
 SAVED = st.integers(-5000, 40)  # bytes of a layer: most save, a small one may cost more than it saves
+CONVERSION = st.just(0.0) | st.floats(0, 0.3).map(lambda ms: round(ms, 3))
 MS = st.floats(-1.0, 0.25).map(lambda ms: round(ms, 3))
 
 
 @st.composite
-def problems(draw, max_layers=8, has_formats=False):
+def problems(draw, max_layers=8, has_formats=False, has_crossings=False):
     """Up to `max_layers` layers with one or two schemes that force on one to three tensors, shared with others; beside
     them perhaps one that forces on none, and, if `has_formats`, one that forces on others."""
     num_layers = draw(st.integers(1, max_layers))
@@ -35,6 +36,8 @@ def problems(draw, max_layers=8, has_formats=False):
     def row(elements):
         return tuple(draw(elements) for _ in range(num_tensors))
 
+    linked = tuple(links(found) for found in options)
+    pairs = sorted({(t, i) for i, found in enumerate(linked) for one in found for t in one}) if has_crossings else []
     return Problem(
         layers=tuple(f"layer{i}" for i in range(num_layers)),
         options=tuple(options),
@@ -45,7 +48,8 @@ def problems(draw, max_layers=8, has_formats=False):
         tensor_noise=row(NOISE),
         tensor_bytes=row(st.integers(0, 10)),
         tensor_ms=row(st.floats(0, 0.1).map(lambda ms: round(ms, 3))),
-        links=tuple(links(found) for found in options),
+        links=linked,
+        crossings=tuple(Crossing(t, i, ms) for t, i in pairs if (ms := draw(CONVERSION))),
     )
 
 
@@ -65,6 +69,10 @@ def every_plan(problem):
             for option, links in enumerate(problem.links[layer]):
                 on[np.ix_(choices[:, layer] == option, list(links))] = True
         totals.append(total + on @ np.asarray(tensor_row, np.float64))
+    for tensor, layer, ms in problem.crossings:
+        of = problem.links[layer]
+        has = np.asarray([*(tensor in found for found in of), False])[choices[:, layer]]
+        totals[2] = totals[2] + ms * (on[:, tensor] & ~has)
     return tuple(totals)
 
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantsieve.plan import Plan
-from quantsieve.search.milp import cheapest_noise
-from quantsieve.search.prices import Problem
+from quantsieve.search.milp import cheapest_noise, fastest
+from quantsieve.search.prices import Crossing, Problem
 
 GAP = 1e-4
 
@@ -34,7 +34,7 @@ def test_a_budget_of_bytes_is_kept_with_the_least_noise_of_all_plans(problem, sh
 
 
 @settings(deadline=None, max_examples=60)
-@given(problems(), st.floats(0, 1), st.floats(0, 1))
+@given(problems(has_formats=True, has_crossings=True), st.floats(0, 1), st.floats(0, 1))
 def test_a_budget_of_milliseconds_is_kept_beside_that_of_bytes(problem, byte_share, ms_share):
     noise, size, ms = every_plan(problem)
     bytes_budget, ms_budget = float(int(size.min() * byte_share)), ms.min() * ms_share + 1e-6
@@ -46,6 +46,22 @@ def test_a_budget_of_milliseconds_is_kept_beside_that_of_bytes(problem, byte_sha
         assert predicted.bytes_change <= bytes_budget
         assert predicted.ms_change <= ms_budget + 1e-6  # the solver's own tolerance on a row
         assert predicted.noise <= least(noise, fits, problem)
+
+
+@settings(deadline=None, max_examples=60)
+@given(problems(has_formats=True, has_crossings=True))
+def test_the_fastest_plan_is_the_fastest_of_all(problem):
+    _, _, ms = every_plan(problem)
+    widest = max([*(abs(x) for found in problem.layer_ms for x in found), *problem.tensor_ms])
+    assert problem.predict(fastest(problem)).ms_change <= ms.min() + 2e-3 * (widest or 1.0) + GAP * abs(ms.min()) + 1e-9
+
+
+def test_a_layer_that_is_slower_alone_is_taken_where_its_neighbours_would_convert():
+    """Both ends of a tensor in its format spare both conversions."""
+    chain = small(layer_ms=((-1.0,), (0.25,)), crossings=(Crossing(0, 0, 0.3), Crossing(0, 1, 0.3)))
+    assert fastest(chain) == Plan({"layer0": "int8", "layer1": "int8"})
+    assert chain.predict(Plan({"layer0": "int8"})).ms_change == pytest.approx(-0.7)
+    assert fastest(small(layer_ms=((-1.0,), (0.35,)), crossings=(Crossing(0, 1, 0.3),))) == Plan({"layer0": "int8"})
 
 
 @settings(deadline=None, max_examples=10)
@@ -73,5 +89,6 @@ def test_a_plan_between_the_plans_of_the_hull_is_found():
 def test_without_layers_the_float_plan_is_the_only_one():
     empty = Problem((), (), (), (), (), (), (), (), (), ())
     assert cheapest_noise(empty, 0) == Plan({})
+    assert fastest(empty) == Plan({})
     assert cheapest_noise(empty, -1) is None
     assert cheapest_noise(empty, 0, ms_change=-1) is None

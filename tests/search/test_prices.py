@@ -37,7 +37,7 @@ def test_a_layer_that_costs_noise_bytes_or_time_does_not_ride():
         assert problem.with_free_riders(Plan({"layer0": "int8"})) == Plan({"layer0": "int8"})
 
 
-@given(problems(), st.data())
+@given(problems(has_formats=True, has_crossings=True), st.data())
 def test_free_riders_cost_nothing_and_change_no_choice(problem, data):
     choices = [data.draw(st.sampled_from([None, *range(len(found))])) for found in problem.options]
     plan = problem.plan(choices)

@@ -1,7 +1,8 @@
 """Plans for exact budgets, as an integer programme (HiGHS): fills the gaps between the hull's plans.
 
 One binary per layer and scheme, one variable per tensor and format (it is integral by itself, since it is only pushed
-up by binaries and costs noise): minimise noise, subject to budgets on bytes and, where asked, milliseconds.
+up by binaries and costs noise): minimise noise, subject to budgets on bytes and, where asked, milliseconds. Where time
+counts, one more variable per crossing, pushed up where its tensor is on and its layer is not in the tensor's format.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def cheapest_noise(
     if gap is None:
         gap = TIGHT if len(problem.layers) <= MANY_LAYERS else WIDE
     noise, size, ms = _objectives(problem)
-    if not len(noise):
+    if not len(problem.layers):
         return Plan({}) if bytes_change >= 0 and (ms_change is None or ms_change >= 0) else None
     scale = max(1.0, float(np.abs(size).max()))
     budgets = [(size / scale, bytes_change / scale)]
@@ -48,22 +49,33 @@ def cheapest_noise(
 def cheapest_mix(problem: Problem, rate: float) -> Plan:
     """The plan that minimises bytes + rate * noise; rate in bytes a unit of noise. Of files of one size the quieter."""
     noise, size, _ = _objectives(problem)
-    if not len(noise):
+    if not len(problem.layers):
         return Plan({})
     least = 0.5 / (float(noise.sum()) or 1.0)  # all noise together weighs less than a byte
     found = _solve(problem, size + max(rate, least) * noise, [], EXACT)
     return Plan({}) if found is None else found
 
 
+def fastest(problem: Problem) -> Plan:
+    """The plan of the fewest milliseconds; of plans of one time the quieter."""
+    noise, _, ms = _objectives(problem)
+    if not len(problem.layers):
+        return Plan({})
+    least = 1e-3 * float(np.abs(ms).max(initial=0.0)) / (float(noise.sum()) or 1.0)
+    found = _solve(problem, ms + least * noise, [], TIGHT)
+    return Plan({}) if found is None else found
+
+
 def _solve(
     problem: Problem, objective: np.ndarray, budgets: Sequence[tuple[np.ndarray, float]], gap: float
 ) -> Plan | None:
-    """The plan of least `objective` within the budgets, (coefficients, most) each; all float64 [columns, tensors]."""
+    """The plan of least `objective` within the budgets, (coefficients, most) each; float64 [columns, tensors,
+    crossings], every array."""
     columns = _columns(problem)
     rows, uppers = _structure_rows(problem, columns)
     result = milp(
         objective / (float(np.abs(objective).max()) or 1.0),
-        integrality=np.concatenate([np.ones(len(columns)), np.zeros(len(problem.tensors))]),
+        integrality=np.concatenate([np.ones(len(columns)), np.zeros(len(objective) - len(columns))]),
         bounds=Bounds(0, 1),
         constraints=LinearConstraint(
             vstack([rows, *(csr_array(row[None, :]) for row, _ in budgets)]),
@@ -86,14 +98,14 @@ def _columns(problem: Problem) -> list[tuple[int, int]]:
 
 
 def _objectives(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Noise, bytes and milliseconds of every column and tensor, float64 each."""
-    columns = _columns(problem)
+    """Noise, bytes and milliseconds of every column, tensor and crossing, float64 each."""
+    columns, none = _columns(problem), np.zeros(len(problem.crossings))
     noise, size, ms = (
-        np.concatenate([_per_column(table, columns), row])
-        for table, row in (
-            (problem.layer_noise, problem.tensor_noise),
-            (problem.layer_bytes, problem.tensor_bytes),
-            (problem.layer_ms, problem.tensor_ms),
+        np.concatenate([_per_column(table, columns), row, crossings])
+        for table, row, crossings in (
+            (problem.layer_noise, problem.tensor_noise, none),
+            (problem.layer_bytes, problem.tensor_bytes, none),
+            (problem.layer_ms, problem.tensor_ms, np.asarray([c.ms for c in problem.crossings])),
         )
     )
     return noise, size, ms
@@ -104,7 +116,8 @@ def _per_column(table: Sequence[Sequence[float]], columns: Sequence[tuple[int, i
 
 
 def _structure_rows(problem: Problem, columns: Sequence[tuple[int, int]]) -> tuple[csr_array, list[float]]:
-    """At most one scheme a layer; the tensors that a scheme forces are on when it is taken."""
+    """At most one scheme a layer; the tensors that a scheme forces are on when it is taken; a tensor that is on crosses
+    at each of its layers that has no such scheme."""
     of_layer: dict[int, list[int]] = {}
     for column, (layer, _) in enumerate(columns):
         of_layer.setdefault(layer, []).append(column)
@@ -119,7 +132,13 @@ def _structure_rows(problem: Problem, columns: Sequence[tuple[int, int]]) -> tup
             entries += [(len(uppers), column, 1.0) for column in own if tensor in links[columns[column][1]]]
             entries.append((len(uppers), len(columns) + tensor, -1.0))
             uppers.append(0.0)
-    shape = (len(uppers), len(columns) + len(problem.tensors))
+    for number, crossing in enumerate(problem.crossings):
+        own, links = of_layer.get(crossing.layer, []), problem.links[crossing.layer]
+        entries.append((len(uppers), len(columns) + crossing.tensor, 1.0))
+        entries += [(len(uppers), column, -1.0) for column in own if crossing.tensor in links[columns[column][1]]]
+        entries.append((len(uppers), len(columns) + len(problem.tensors) + number, -1.0))
+        uppers.append(0.0)
+    shape = (len(uppers), len(columns) + len(problem.tensors) + len(problem.crossings))
     if not entries:
         return csr_array(shape), uppers
     rows, cols, values = (np.asarray(part) for part in zip(*entries, strict=True))

@@ -5,8 +5,8 @@ reads, and its output where its kernel needs that. Bytes and time are changes ag
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 from quantsieve.model.graph import Graph
 from quantsieve.model.units import Layer, Structure
@@ -24,6 +24,18 @@ class Costs:
     tensor_bytes: Mapping[Rounded, int]
     layer_ms: Mapping[str, Mapping[str, float]]
     tensor_ms: Mapping[Rounded, float]
+    crossing_ms: Mapping[tuple[Rounded, str], float] = field(
+        default_factory=dict
+    )  # see `Crossing`; by tensor and layer
+
+
+class Crossing(NamedTuple):
+    """What a conversion takes: milliseconds where a tensor is rounded and a layer that makes or reads it is not in its
+    format. Indices of the problem."""
+
+    tensor: int
+    layer: int
+    ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,7 @@ class Problem:
     tensor_bytes: tuple[int, ...]
     tensor_ms: tuple[float, ...]
     links: tuple[tuple[tuple[int, ...], ...], ...]
+    crossings: tuple[Crossing, ...] = ()
 
     def predict(self, plan: Plan) -> "Predicted":
         """Sums over what the plan switches on."""
@@ -56,7 +69,16 @@ class Problem:
         noise += sum(self.tensor_noise[t] for t in on)
         size += sum(self.tensor_bytes[t] for t in on)
         ms += sum(self.tensor_ms[t] for t in on)
+        ms += sum(c.ms for c in self.crossings if c.tensor in on and not self._holds(plan, c))
         return Predicted(noise, size, ms)
+
+    def _holds(self, plan: Plan, crossing: Crossing) -> bool:
+        """Whether the plan has the crossing's layer in the format of its tensor."""
+        layer = crossing.layer
+        scheme = plan.scheme(self.layers[layer])
+        return scheme in self.options[layer] and (
+            crossing.tensor in self.links[layer][self.options[layer].index(scheme)]
+        )
 
     def plan(self, choices: Sequence[int | None]) -> Plan:
         """The plan with option choices[l] for layer l, None for float."""
@@ -70,6 +92,11 @@ class Problem:
             if plan.is_quantized(layer):
                 on.update(self.links[index][self.options[index].index(plan.scheme(layer))])
         schemes = dict(plan.schemes)
+
+        def spared(layer: int, links: tuple[int, ...]) -> float:
+            """Milliseconds of conversions that go when the layer joins its tensors."""
+            return sum(c.ms for c in self.crossings if c.layer == layer and c.tensor in links)
+
         for index, layer in enumerate(self.layers):
             if not plan.is_quantized(layer):
                 free = [
@@ -82,7 +109,7 @@ class Problem:
                         self.layer_ms[index],
                         strict=True,
                     )
-                    if noise <= 0 and size <= 0 and ms <= 0 and on.issuperset(links)
+                    if noise <= 0 and size <= 0 and on.issuperset(links) and ms <= spared(index, links)
                 ]
                 if free:
                     schemes[layer] = free[0]
@@ -140,6 +167,12 @@ def make_problem(
         tensor_bytes=tuple(costs.tensor_bytes.get(tensor, 0) for tensor in tensors),
         tensor_ms=tuple(costs.tensor_ms.get(tensor, 0.0) for tensor in tensors),
         links=links,
+        crossings=tuple(
+            Crossing(index[tensor], number, ms)
+            for number, layer in enumerate(layers)
+            for tensor in dict.fromkeys(tensors[t] for found in links[number] for t in found)
+            if (ms := costs.crossing_ms.get((tensor, layer.name), 0.0))
+        ),
     )
 
 
