@@ -15,17 +15,20 @@ import numpy as np
 
 from quantsieve.evaluation import Failed, Measured
 from quantsieve.front import Candidate, find_front, recommend
+from quantsieve.model.execute import OWN_RANGE
 from quantsieve.plan import BIAS, Plan, full_plan, nothing_to_quantize
 from quantsieve.reports.summary import LayerFacts, Prediction, Price, Splits, Summary
 from quantsieve.run.line import Line, TimeUp
+from quantsieve.run.pace import RUNS, Seen, alternating, timed_costs
 from quantsieve.run.progress import Step
 from quantsieve.run.spec import Limits
 from quantsieve.run.trials import Built, Deadline, Trials, same_samples
 from quantsieve.schemes._static import by_name
-from quantsieve.search.milp import cheapest_noise
+from quantsieve.search.milp import cheapest_noise, fastest
 from quantsieve.search.mincut import hull
-from quantsieve.search.prices import Accounts, Problem, make_problem
+from quantsieve.search.prices import Accounts, Costs, Problem, make_problem
 from quantsieve.sensitivity.interval import half_width, rank_correlation
+from quantsieve.targets.base import TargetFailure
 from quantsieve.targets.timing import summarize
 from quantsieve.tasks import get as get_task
 
@@ -33,6 +36,12 @@ Stopped = Literal["done", "timeout", "max trials", "interrupted"]
 
 # Shares of full int8's size reduction at which plans are asked for: dense where the trade is decided.
 SHARES = (0.3, 0.5, 0.65, 0.75, 0.83, 0.88, 0.92, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995)
+# Shares of the most time that can be won at which plans are asked for, at this share of the size reduction, and the
+# least that is worth it, of float's time.
+FAST_SHARES = (1.0, 0.97, 0.9, 0.75, 0.5)
+FAST_SIZE = 0.99
+GAIN = 0.03
+FAST = "programme, fast"
 REFINED = 4  # plans put into the widest gaps once the first are measured
 FINALISTS = 18
 SEARCH_SHARE = 0.7  # of a timeout; the rest is for the finalists
@@ -73,6 +82,7 @@ class Search:
         self.full_bytes = 0
         self.float_built: Built | None = None
         self.problem: Problem | None = None
+        self.float_ms = 0.0  # of all kernels, where the search knows times
 
     def run(self) -> Summary:
         """Walk the line as far as the limits let it. Ctrl-C ends it with what is there; it is passed on where
@@ -108,7 +118,7 @@ class Search:
                 self._finish()
                 return
             self._try(plan, origin, None)
-        accounts = Accounts(line.prices, line.costs, line.settings.bias_correction)
+        accounts = Accounts(line.prices, self._costs(), line.settings.bias_correction)
         problem = make_problem(line.graph, line.structure, line.options, by_name(line.schemes), accounts)
         self.problem = problem
         for trial in self.done.values():
@@ -124,6 +134,28 @@ class Search:
                     break
                 self._try(plan, "programme, refined", problem)
         self._finish()
+
+    def _costs(self) -> Costs:
+        """With times where schemes of one size differ in speed: where they have activations of several formats."""
+        line = self.line
+        if len({scheme.activation for scheme in line.schemes}) < 2:
+            return line.costs
+        line.progress(Step("search", "where the time goes"))
+        plans = [Plan({}), *(plan for plan, _ in self._full())]
+        for form in dict.fromkeys(scheme.activation for scheme in line.schemes):
+            scheme = next(scheme.name for scheme in line.schemes if scheme.activation == form)
+            if form is not None and form not in OWN_RANGE:
+                plans += alternating(line.options, replace(full_plan(line.options, scheme), repairs=()), scheme)
+        try:
+            seen = []
+            for plan in plans:
+                built = self.trials.build(plan)
+                seen.append(Seen(plan, line.store.root / built.path, self.trials.profile(built, RUNS)))
+        except TargetFailure as failure:
+            line.notes.append(f"times of layers are not known to the search: {failure.reason}")
+            return line.costs
+        self.float_ms = seen[0].profile.total
+        return timed_costs(line.costs, line.graph, line.structure, line.options, seen)
 
     # --- which plans ------------------------------------------------------------------------------------------
 
@@ -142,6 +174,7 @@ class Search:
         middle = len(programme) // 2
         yield from programme[middle:]
         yield from programme[:middle]
+        yield from self._fast(problem)
         yield from self._baselines(problem)
         if self.repairs:
             yield full_plan(options, names[0]), f"full {names[0]}, uncorrected"
@@ -154,6 +187,17 @@ class Search:
             if plan is not None:
                 yield replace(plan, repairs=self.repairs), "programme"
         yield replace(hull(problem, limit=2)[0], repairs=self.repairs), "programme"
+
+    def _fast(self, problem: Problem) -> Iterator[tuple[Plan, str]]:
+        """Plans of least noise that are about as small and as fast as any; nothing where no time is to be won."""
+        best = problem.predict(fastest(problem)).ms_change
+        if best >= -GAIN * self.float_ms:
+            return
+        smallest = min(problem.predict(plan).bytes_change for plan in hull(problem, limit=3))
+        for share in FAST_SHARES:
+            plan = cheapest_noise(problem, smallest * FAST_SIZE, best * share)
+            if plan is not None:
+                yield replace(plan, repairs=self.repairs), FAST
 
     def _baselines(self, problem: Problem) -> Iterator[tuple[Plan, str]]:
         """Cheap plans that the programme has to beat: first k float, last k float, a ranking by SQNR."""
@@ -237,7 +281,19 @@ class Search:
             gaps = [self._distance(front[i - 1], front[i + 1]) for i in range(1, len(front) - 1)]
             del front[1 + int(np.argmin(gaps))]
         ends = [t for t in self.done.values() if t.origin == "float" or t.origin.startswith("full ")]
-        return list({t.plan.id: t for t in [*front, *ends]}.values())
+        return list({t.plan.id: t for t in [*front, *self._fast_front(), *ends]}.values())
+
+    def _fast_front(self) -> list[Trial]:
+        """Undominated in predicted time and squared error on search samples, fastest first; empty without times."""
+        if not self.float_ms or self.problem is None:
+            return []
+        problem = self.problem
+        good = [t for t in self.done.values() if isinstance(t.search, Measured) and not t.search.num_bad]
+        front: list[Trial] = []
+        for trial in sorted(good, key=lambda t: (problem.predict(t.plan).ms_change, t.search_mse)):
+            if not front or trial.search_mse < front[-1].search_mse:
+                front.append(trial)
+        return [trial for trial in front if trial.origin == FAST]
 
     def _distance(self, small: Trial, large: Trial) -> float:
         """How far two plans of the front lie apart: in bytes and in error, each as a share of the whole range."""

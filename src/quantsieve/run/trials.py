@@ -28,7 +28,7 @@ from quantsieve.run.line import Line
 from quantsieve.sensitivity.suffix import error_vectors, float_outputs
 from quantsieve.simulate import Simulation
 from quantsieve.targets.audit import audit_layers
-from quantsieve.targets.base import Saturation, TargetFailure, Timing
+from quantsieve.targets.base import Profile, Profiling, Saturation, TargetFailure, Timing
 from quantsieve.tasks import choose, output_variance
 from quantsieve.tasks import get as get_task
 from quantsieve.weights import NO_CORRECTIONS, Ingredients
@@ -38,6 +38,7 @@ KILLED = "SIGKILL"  # nothing in a model sends it: somebody outside did
 EVALUATION_BYTES = 4 << 20  # of inputs of one batch on the target, which runs as many at a time as it has threads
 SEARCH_SAMPLES = 256  # most that a candidate is measured on: a squared error needs no more to tell plans apart
 KEPT_BYTES = 192 << 20  # most of walks over plans, on calibration and on scan samples each
+TIMED_SAMPLES = 4  # whose runs are timed, by turns
 PRECISION = 0.02  # of a median latency, at which timing ends
 EVALUATION_BATCH = 32  # most samples of it; with 128 small models' activations leave the processor's caches
 
@@ -290,12 +291,25 @@ class Trials:
 
         return self.line.fact("audit", key, Ran, compute, lambda ran: ran.reason is None)
 
+    def profile(self, built: Built, runs: int) -> Profile:
+        """Where the time of the file goes, batch 1. Raises TargetFailure where the target does not tell."""
+        key = content_key("profile", VERSION, {"environment": self.environment, "runs": runs}, [built.file_key])
+        samples = self.line.split.search[:TIMED_SAMPLES]
+
+        def compute() -> Profile:
+            feeds = [self.line.samples.feed(int(i)) for i in samples]
+            if not isinstance(self.target, Profiling):
+                raise TargetFailure(f"{self.target.name} does not tell where the time goes", stage="latency")
+            return self.target.profile(self.store.root / built.path, feeds, runs)
+
+        return self.line.fact("profile", key, Profile, compute)
+
     def time(self, built: Mapping[str, Built], seconds: float) -> Times:
         """Latency of all candidates at once, batch 1, rounds interleaved; float is timed as the user's own file."""
         ids = sorted(built)
         keys = [built[id].file_key for id in ids]
         key = content_key("latency", VERSION, {"environment": self.environment, "seconds": seconds}, keys)
-        samples = self.line.split.search[:4]
+        samples = self.line.split.search[:TIMED_SAMPLES]
 
         def compute() -> Times:
             paths = [self.store.root / built[id].path for id in ids]

@@ -53,6 +53,26 @@ def audit_graph(original: onnx.GraphProto, ran: onnx.GraphProto, plain: onnx.Gra
     )
 
 
+class Origins:
+    """Nodes of an optimized graph, one after the other, traced back to the file."""
+
+    def __init__(self, original: onnx.GraphProto):
+        self._index = _Original.of(original)
+
+    def label(self, node: onnx.NodeProto) -> str | None:
+        """The node of the file that a kernel stands for: the heavy one of several; None for what has no node there."""
+        label = self._index.named(node.name) if node.domain != _NCHWC else None
+        if label is not None and _fits(self._index.nodes[label].op_type, node.op_type):
+            return label
+        made = _made_tensor(node)
+        *_, last = ("", *self._index.upstream(made, _family(node.op_type), {}))
+        return last or self._index.producer.get(self.tensor(made))
+
+    def tensor(self, name: str) -> str:
+        """The float tensor of the file that an integer one holds; the name itself for others."""
+        return self._index.quantized_from.get(name, name)
+
+
 def audit_layers(audit: Audit, layers: Mapping[str, Sequence[str]]) -> dict[str, Precision]:
     """The precision of each layer, given the names of its nodes; KeyError for names that the file lacks."""
     return {layer: audit.precision(nodes) for layer, nodes in layers.items()}

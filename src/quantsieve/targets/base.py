@@ -128,6 +128,30 @@ class Audit:
         return seen.pop() if seen else "gone"
 
 
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Milliseconds of one run by what they are spent on.
+
+    nodes: by node of the file, kernels of several nodes at the heavy one, those without a name left out. quantize: by
+    float tensor that is quantized. dequantize: by float tensor whose integers become floats again, for one reader.
+    total: of all kernels.
+    """
+
+    nodes: Mapping[str, float]
+    quantize: Mapping[str, float]
+    dequantize: Mapping[str, float]
+    total: float
+
+
+@runtime_checkable
+class Profiling(Protocol):
+    """A target that can tell where the time goes."""
+
+    def profile(self, path: Path, feeds: Sequence[Feeds], runs: int) -> Profile:
+        """Medians over `runs` runs, the i-th on `feeds[i % len(feeds)]`. Raises `TargetFailure`."""
+        ...
+
+
 @runtime_checkable
 class Predict(Protocol):
     """A loaded model: feeds by input name to all outputs by name, dtypes (strings too) as they come."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from quantsieve.errors import UsageError
 from quantsieve.targets._process import WorkerProcess
-from quantsieve.targets.base import Audit, Feeds, Predict, Saturation, Target, Timing
+from quantsieve.targets.base import Audit, Feeds, Predict, Profile, Profiling, Saturation, Target, TargetFailure, Timing
 
 
 class Isolated:
@@ -81,6 +81,13 @@ class Isolated:
         """What the target inside tells about the file."""
         audit: Audit = self._request("audit", Path(path).absolute())
         return audit
+
+    def profile(self, path: Path, feeds: Sequence[Feeds], runs: int) -> Profile:
+        """What the target inside tells; TargetFailure where it tells no such thing."""
+        if not isinstance(self.target, Profiling):
+            raise TargetFailure(f"{self.target.name} does not tell where the time goes", stage="latency")
+        profile: Profile = self._request("profile", Path(path).absolute(), [dict(feed) for feed in feeds], runs)
+        return profile
 
     def probe_saturation(self) -> Saturation:
         """What the target inside finds, in the worker."""

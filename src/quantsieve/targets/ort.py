@@ -27,7 +27,8 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from quantsieve.errors import UsageError
 from quantsieve.targets import saturation
 from quantsieve.targets.audit import audit_graph
-from quantsieve.targets.base import Audit, FailureKind, Feeds, Saturation, TargetFailure, Timing
+from quantsieve.targets.base import Audit, FailureKind, Feeds, Profile, Saturation, TargetFailure, Timing
+from quantsieve.targets.profile import profile_graph
 from quantsieve.targets.timing import interleave
 
 Result = TypeVar("Result")
@@ -42,6 +43,7 @@ _LEVELS = {
 _NATIVE = tuple(kind for kind in vars(native).values() if isinstance(kind, type) and issubclass(kind, Exception))
 _REFUSALS = (*_NATIVE, RuntimeError, ValueError, TypeError, OSError, MemoryError, DecodeError)
 _SPINNING_STOP = "session.force_spinning_stop"
+_WARMING = 3  # runs before a profile
 _OUT_OF_MEMORY = ("failed to allocate memory", "bad_alloc", "bad allocation", "cannot allocate memory")
 # The flags that choose between integer kernels; ARM's names are those of Linux.
 _X86 = ("sse4_1", "avx", "avx2", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8")
@@ -113,6 +115,22 @@ class OrtCpu:
         ran = self._optimized(path, self.optimization)
         plain = self._optimized(path, "extended") if self.optimization == "all" else None
         return audit_graph(original, ran, plain)
+
+    def profile(self, path: Path, feeds: Sequence[Feeds], runs: int) -> Profile:
+        """Where the time of one run goes; a few runs before the counted ones warm it up."""
+        original = _refuse("audit", lambda: onnx.load(path, load_external_data=False)).graph
+        with tempfile.TemporaryDirectory() as folder:
+            options = self._options({_SPINNING_STOP: "1"})
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "profile")
+            session = self._session(path, options)
+            predict = OrtPredict(session)
+            for number in range(_WARMING + runs):
+                predict(feeds[number % len(feeds)])
+            events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        starts = sorted(event["ts"] for event in events if event.get("name") == "model_run")
+        counted = [event for event in events if event["ts"] >= starts[_WARMING]]
+        return profile_graph(original, self._optimized(path, self.optimization), counted, runs)
 
     def probe_saturation(self) -> Saturation:
         """Returned over exact sums with these options on this machine."""
