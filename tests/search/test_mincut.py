@@ -90,6 +90,21 @@ def test_plans_of_the_hull_trade_bytes_for_noise_and_none_is_dominated(problem):
         assert left.noise > right.noise
 
 
+def test_a_plan_as_small_as_a_quieter_one_is_not_in_the_hull():
+    """Whether the byte is saved with noise or without is all one at rate 0."""
+    problem = small(
+        links=(((0,),), ((0,), (0,), ())),
+        options=(("int8",), ("int8", "int8-channel", "w8")),
+        layer_noise=((0.0,), (0.0, 0.0, 1.0)),
+        layer_bytes=((0,), (0, -1, -1)),
+        layer_ms=((0.0,), (0.0,) * 3),
+        tensor_noise=(0.0,),
+        tensor_bytes=(0,),
+    )
+    predicted = [problem.predict(plan) for plan in hull(problem)]
+    assert [(p.bytes_change, p.noise) for p in predicted] == [(-1, 0.0), (0, 0.0)]
+
+
 @settings(deadline=None)
 @given(problems())
 def test_the_hull_begins_with_the_smallest_file_at_its_least_noise(problem):

@@ -284,16 +284,18 @@ class Search:
         return list({t.plan.id: t for t in [*front, *self._fast_front(), *ends]}.values())
 
     def _fast_front(self) -> list[Trial]:
-        """Undominated in predicted time and squared error on search samples, fastest first; empty without times."""
+        """Undominated in predicted time and squared error on search samples, fastest first, as far as they win a good
+        part of the most that can be won; empty without times."""
         if not self.float_ms or self.problem is None:
             return []
-        problem = self.problem
         good = [t for t in self.done.values() if isinstance(t.search, Measured) and not t.search.num_bad]
+        changes = {t.plan.id: self.problem.predict(t.plan).ms_change for t in good}
+        least = FAST_SHARES[-1] * min(-GAIN * self.float_ms, *changes.values())
         front: list[Trial] = []
-        for trial in sorted(good, key=lambda t: (problem.predict(t.plan).ms_change, t.search_mse)):
-            if not front or trial.search_mse < front[-1].search_mse:
+        for trial in sorted(good, key=lambda t: (changes[t.plan.id], t.search_mse)):
+            if changes[trial.plan.id] <= least and (not front or trial.search_mse < front[-1].search_mse):
                 front.append(trial)
-        return [trial for trial in front if trial.origin == FAST]
+        return front
 
     def _distance(self, small: Trial, large: Trial) -> float:
         """How far two plans of the front lie apart: in bytes and in error, each as a share of the whole range."""

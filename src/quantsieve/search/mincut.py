@@ -10,6 +10,7 @@ All rates come from bisecting between known hull plans: the rate at which two ar
 between them or proves that there is none.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,7 +46,13 @@ def hull(problem: Problem, limit: int = 200) -> tuple[Plan, ...]:
             continue
         found[point] = plan
         pairs += [(low, point), (point, high)]
-    return tuple(found[point] for point in sorted(found))
+    plans: list[Plan] = []
+    least = math.inf
+    for point in sorted(found):  # the smallest file was first found at any noise
+        if point[1] < least or not found[point].schemes:
+            plans.append(found[point])
+            least = point[1]
+    return tuple(plans)
 
 
 def best_at(problem: Problem, rate: float) -> Plan:
