@@ -5,7 +5,7 @@ import pytest
 
 from quantsieve import api
 from quantsieve.errors import UsageError
-from quantsieve.sensitivity.racing import LOOKS, foretold, is_settled, looks
+from quantsieve.sensitivity.racing import LOOKS, foretold, is_settled, looks, open_rows
 
 
 def scores(means, spread, count, seed=0):
@@ -71,19 +71,37 @@ def test_a_race_stops_wrongly_in_few_of_many(monkeypatch):
 FALLING = np.sort(np.random.default_rng(7).uniform(0, 1, 64) ** 3)[::-1]  # exposures of 64 samples
 
 
-def test_looks_end_with_all_samples_and_begin_where_two_thirds_of_the_exposure_are_probed():
+def test_looks_end_with_all_samples_and_begin_where_half_of_the_exposure_is_probed():
     assert looks(20) == (8, 16, 20) and looks(64) == LOOKS and looks(5) == (5,)
-    first, *_, last = found = looks(64, FALLING)
-    assert FALLING[:first].sum() >= 2 / 3 * FALLING.sum() > FALLING[: first - 1].sum()
-    assert last == 64 and set(np.diff(found)[:-1]) == {8}
+    even = np.ones(64)
+    first, *_, last = found = looks(64, even)
+    assert even[:first].sum() >= even.sum() / 2 >= even[: first - 1].sum()
+    assert last == 64 and set(np.diff(found)[:-1]) == {4}
     assert looks(64, np.eye(64)[0])[0] == 8 and looks(6, np.zeros(6)) == (6,)
+
+
+def beginnings(whole, counts):
+    """What a race has seen of rows: as many samples as told, NaN from there on."""
+    return np.where(np.arange(whole.shape[1]) < np.asarray(counts)[:, None], whole, np.nan)
 
 
 def test_values_in_proportion_to_the_exposures_are_foretold_without_a_doubt():
     whole = np.asarray([3.0, 1.0, 0.0])[:, None] * FALLING.clip(1e-3 * FALLING.mean())
-    found, doubts = foretold(whole[:, :8], FALLING)
-    np.testing.assert_allclose(found, whole, atol=1e-12)
-    np.testing.assert_allclose(doubts, 0, atol=1e-12)
+    for seen in (whole[:, :8], beginnings(whole, (8, 20, 64))):
+        found, doubts = foretold(seen, FALLING)
+        np.testing.assert_allclose(found, whole, atol=1e-12)
+        np.testing.assert_allclose(doubts, 0, atol=1e-12)
+
+
+def test_a_row_is_foretold_from_its_own_samples_whatever_is_known_of_others():
+    whole = np.random.default_rng(0).gamma(2.0, 1.0, (3, 64)) * FALLING
+    together, doubts = foretold(beginnings(whole, (8, 20, 64)), FALLING)
+    for row, count in enumerate((8, 20, 64)):
+        alone, doubt = foretold(whole[row : row + 1, :count], FALLING)
+        np.testing.assert_allclose(together[row], alone[0])
+        assert doubts[row] == pytest.approx(doubt[0])
+    np.testing.assert_array_equal(together[2], whole[2])
+    assert doubts[2] < 1e-12 < doubts[1]
 
 
 def test_what_is_foretold_lies_within_the_doubt_that_is_told():
@@ -98,28 +116,48 @@ def test_what_is_foretold_lies_within_the_doubt_that_is_told():
     assert 0.85 <= inside / total < 0.999
 
 
-def test_a_foretold_race_ends_early_only_when_the_rest_cannot_change_the_order():
-    settled = 0
-    for seed in range(60):
+def raced(whole, exposures):
+    """(foretold means, samples probed by row) of a race over rows."""
+    still, counts = np.ones(len(whole), bool), np.zeros(len(whole), int)
+    for look in looks(len(exposures), exposures):
+        counts[still] = look
+        seen = beginnings(whole, counts)
+        still &= open_rows(seen, exposures)
+        if not still.any():
+            break
+    return foretold(seen, exposures)[0].mean(axis=1), counts
+
+
+def test_a_race_over_rows_ranks_as_all_samples_would_and_probes_fewer():
+    shares, tops = [], []
+    for seed in range(40):
         draw = np.random.default_rng(seed)
         whole = 1.25 ** np.arange(30)[:, None] * draw.gamma(1.0, 1.0, (30, 64)) * FALLING
-        for look in looks(64, FALLING)[:-1]:
-            if not is_settled(whole[:, :look], exposures=FALLING):
-                continue
-            settled += 1
-            means, seen = whole.mean(axis=1), foretold(whole[:, :look], FALLING)[0].mean(axis=1)
-            assert np.corrcoef(means.argsort().argsort(), seen.argsort().argsort())[0, 1] > 0.93
-            assert len({*means.argsort()[-10:]} & {*seen.argsort()[-10:]}) >= 9
-            break
-    assert settled >= 40
+        means, (seen, counts) = whole.mean(axis=1), raced(whole, FALLING)
+        assert np.corrcoef(means.argsort().argsort(), seen.argsort().argsort())[0, 1] > 0.95
+        tops.append(len({*means.argsort()[-10:]} & {*seen.argsort()[-10:]}))
+        shares.append(counts.mean() / 64)
+    assert np.mean(shares) < 0.5 and min(tops) >= 8 and np.mean(np.asarray(tops) >= 9) > 0.9
+
+
+def test_only_rows_whose_place_is_open_go_on():
+    """Places 10 and 11 are alike, all others far apart: these two alone decide who is among the ten worst."""
+    draw = np.random.default_rng(3)
+    means = np.concatenate([3.0 ** np.arange(30, 20, -1), [3.0**20.98], 3.0 ** np.arange(19, 0, -1)])
+    spread = np.where((means < 3.0**21.5) & (means > 3.0**20), 1.0, 0.01)
+    whole = means[:, None] * (1 + spread[:, None] * draw.uniform(-1, 1, (30, 64))) * FALLING
+    found = open_rows(whole[:, :8], FALLING)
+    assert np.flatnonzero(found).tolist() == [9, 10]
+    assert not open_rows(whole, FALLING).any()  # there are no more samples
+    assert open_rows(beginnings(whole, [64] * 10 + [8] * 20), FALLING).tolist() == [row == 10 for row in range(30)]
+
+
+def test_rows_that_are_alike_stay_open_and_one_row_has_no_order():
     alike = np.random.default_rng(1).gamma(0.3, 1.0, (30, 64)) * FALLING
-    assert not is_settled(alike[:, : looks(64, FALLING)[0]], exposures=FALLING)
-
-
-def test_what_no_sample_tells_keeps_a_foretold_race_open_too():
-    whole = 1.25 ** np.arange(30)[:, None] * FALLING[None, :8]
-    assert is_settled(whole, exposures=FALLING)
-    assert not is_settled(whole, doubts=whole.mean(axis=1), exposures=FALLING)
+    assert open_rows(alike[:, : looks(64, FALLING)[0]], FALLING).sum() > 15
+    assert not open_rows(alike[:1, :8], FALLING).any()
+    alike[3, 2] = np.inf
+    assert open_rows(alike[:, :8], FALLING).all()
 
 
 def test_the_scan_races_unless_samples_are_asked_for(small_model, small_data):

@@ -18,7 +18,8 @@ _HEAD = (
 @dataclass(frozen=True, slots=True)
 class Row:
     """One record of a runner, or why there is none. Seconds are processor seconds; wall_s and peak_mb of the process.
-    timed: probes that ran, of `probes`. scores: by layer of Quantsieve's, higher is worse. samples: of a probe."""
+    timed: probes that ran, of `probes`. scores: by layer of Quantsieve's, higher is worse. samples: of a probe, in the
+    mean."""
 
     name: str
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -29,7 +30,7 @@ class Row:
     probes: int = 0
     timed: int = 0
     peak_mb: float = 0.0
-    samples: int = 0
+    samples: float = 0
     unit: str = "KL"
     scores: Mapping[str, float] = field(default_factory=dict)
     failure: str | None = None
@@ -104,7 +105,7 @@ def _cells(row: Row, by_name: Mapping[str, Row]) -> list[str]:
     rank, top, common = alike(row.scores, own[0].scores) if own and row.scores else (float("nan"), None, 0)
     count = f"{row.probes}" if row.timed == row.probes else f"{row.probes} ({row.timed} ran)"
     return [
-        row.name + (f", {row.samples} samples" if row.name in OWN[row.is_weights] else ""),
+        row.name + (f", {row.samples:.3g} samples" if row.name in OWN[row.is_weights] else ""),
         next(iter(row.versions.values()), "-"),
         count,
         f"{row.setup_cpu_s:.2f} s",

@@ -139,45 +139,64 @@ def _check_outputs(graph: Graph) -> None:
 def _probed(line: Line, choices: Sequence[Choice], measure: Measure, scoring: Scoring) -> tuple[tuple[Score, ...], int]:
     """(rows, number of samples) of a metric other than the prices."""
     parts, labels = line.parts(), line.samples.labels
-    rows, total = len(alone(choices)), len(line.scan_indices)
+    rows, total = alone(choices), len(line.scan_indices)
     indices, exposures = line.scan_indices, None
     if scoring.is_race and measure.exposure is not None:
         indices, exposures = _most_exposed_first(line, measure)
     looks = racing.looks(total, exposures) if scoring.is_race else (total,)
     found: list[Probes] = []
+    held: list[np.ndarray] = []
+    still = np.arange(len(rows))  # rows of which more samples are probed
     done, start = 0, time.perf_counter()
     for part, feeds in _between(line, indices, looks):
 
-        def tell(number: int, done: int = done, count: int = len(part)) -> None:
-            share = (done + count * number / rows) / total
+        def tell(number: int, done: int = done, count: int = len(part), of: int = len(still)) -> None:
+            share = (done + count * number / of) / total
             left = (time.perf_counter() - start) * (1 - share) / share
-            text = f"{measure.meaning.name}: {rows} probes of layers on {total} samples"
+            text = f"{measure.meaning.name}: {of} probes of layers on {total} samples"
             line.progress(Step("sensitivity", text, round(1000 * share), 1000, left))
 
         batch = Batch(feeds, len(part), None if labels is None else labels[part])
 
-        def compute(batch: Batch = batch, tell: Callable[[int], None] = tell) -> Probes:
+        wanted = [rows[row] for row in still]
+
+        def compute(
+            batch: Batch = batch, wanted: Sequence[tuple[Choice, str]] = wanted, tell: Callable[[int], None] = tell
+        ) -> Probes:
             has_channels, workers = scoring.has_channels, line.workers
-            return probe_batch(line.executor, batch, choices, [measure], parts, has_channels, workers, tell)[0]
+            return probe_batch(line.executor, batch, wanted, [measure], parts, has_channels, workers, tell)[0]
 
         settings = _settings(line) | {"metric": measure.meaning.name, "channels": scoring.has_channels}
+        if len(still) < len(rows):
+            settings["rows"] = [[choice.layer.name, scheme] for choice, scheme in wanted]
         key = content_key(
             "probes", probes.VERSION, settings, [line.calibration_key, line.sample_key(part), *_key(batch)]
         )
         found.append(line.fact("probes", key, Probes, compute) if _is_lasting(measure) else compute())
+        held.append(still)
         done += len(part)
-        if done in looks[:-1] and _is_settled(measure.meaning, join(found).totals, exposures):
+        if done not in looks[:-1]:
+            continue
+        totals = join(found, held).totals
+        if exposures is not None:
+            still = np.intersect1d(still, np.flatnonzero(racing.open_rows(totals, exposures)))
+            if not len(still):
+                break
+        elif _is_settled(measure.meaning, totals):
             break
-    whole = join(found)
+    whole = join(found, held)
     totals, outputs, doubts = whole.totals, whole.outputs if scoring.has_outputs else {}, None
-    if exposures is not None and done < total:
+    counts = totals.shape[1] - np.isnan(totals).sum(axis=1)
+    if exposures is not None and counts.min() < total:
+        least, most = int(counts.min()), int(counts.max())
+        share = exposures[:least].sum() / exposures.sum()
+        more = f" (up to {most} for layers whose place was open)" if most > least else ""
         totals, doubts = racing.foretold(totals, exposures)
         outputs = {name: racing.foretold(array, exposures)[0] for name, array in outputs.items()}
-        share = exposures[:done].sum() / exposures.sum()
         line.notes.append(
-            f"the scores are means over {total} samples: over the {done} of which the float model is least sure, where "
-            f"{share:.0%} of the divergence is to be expected, as probed, over the others as foretold from those; "
-            "--samples probes all"
+            f"the scores are means over {total} samples: over the {least} of which the float model is least "
+            f"sure{more}, where {share:.0%} of the divergence is to be expected, as probed, over the others as "
+            "foretold from those; --samples probes all"
         )
     return rank_values(choices, measure.meaning, totals, outputs, whole.channels, doubts), done
 
@@ -213,11 +232,11 @@ def _is_lasting(measure: Measure) -> bool:
     return measure is own or type(measure.compare).__module__.startswith("quantsieve.tasks")
 
 
-def _is_settled(meaning: Meaning, totals: np.ndarray, exposures: np.ndarray | None) -> bool:
+def _is_settled(meaning: Meaning, totals: np.ndarray) -> bool:
     """A race takes shares of a score: decibels are none, so it is run on the noise that they stand for."""
     values = 10 ** (-totals / 10) if meaning.direction == LOWER else totals
     with np.errstate(invalid="ignore"):
-        return is_settled(values, exposures=exposures)
+        return is_settled(values)
 
 
 def _scan_notes(line: Line, layers: Sequence[Score]) -> Iterator[str]:

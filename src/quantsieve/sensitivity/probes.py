@@ -15,7 +15,7 @@ from quantsieve.model.execute import Executor
 from quantsieve.sensitivity import metrics
 from quantsieve.sensitivity.engine import check_finite, kept_weights, open_engine
 from quantsieve.sensitivity.metrics import Measure
-from quantsieve.sensitivity.ranking import Choice, alone
+from quantsieve.sensitivity.ranking import Choice
 from quantsieve.weights import Ingredients
 
 VERSION = 1
@@ -47,14 +47,14 @@ class Probes:
 def probe_batch(
     executor: Executor,
     batch: Batch,
-    choices: Sequence[Choice],
+    wanted: Sequence[tuple[Choice, str]],
     measures: Sequence[Measure],
     parts: Ingredients,
     has_channels: bool = False,
     workers: int = 1,
     tell: Callable[[int], None] = lambda done: None,
 ) -> tuple[Probes, ...]:
-    """One fact a measure, rows as in `ranking.alone`; each layer runs once a scheme, however many measures there are.
+    """One fact a measure, a row for each of `wanted`, of which each runs once, however many measures there are.
 
     tell: is called with the number of probes done so far. Raises InputError when the outputs cannot be compared by one
     of the measures, UsageError when channels are asked of one that has none.
@@ -84,24 +84,38 @@ def probe_batch(
 
     results = []
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        wanted = alone(choices)
         for result in pool.map(probe, wanted) if workers > 1 else map(probe, wanted):
             results.append(result)
             tell(len(results))
     return tuple(_table([row[index] for row in results]) for index in range(len(measures)))
 
 
-def join(parts: Sequence[Probes]) -> Probes:
-    """One fact from the batches of a scan, in their order."""
-    counts = [part.totals.shape[1] for part in parts]
+def join(parts: Sequence[Probes], rows: Sequence[np.ndarray] | None = None) -> Probes:
+    """One fact from the batches of a scan, in their order.
+
+    rows: by part, indices of the probes that it holds, all of them in the first part; None: all in each. Samples that a
+    probe did not run are NaN.
+    """
     first = parts[0]
+    held = [np.arange(len(first.totals))] * len(parts) if rows is None else rows
+
+    def by_sample(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        whole = [np.full((len(first.totals), array.shape[1]), np.nan) for array in arrays]
+        for wide, array, which in zip(whole, arrays, held, strict=True):
+            wide[which] = array
+        return np.concatenate(whole, axis=1)
+
+    def by_channel(name: str) -> np.ndarray:
+        whole, counts = np.zeros_like(first.channels[name]), np.zeros((len(first.totals), 1))
+        for part, which in zip(parts, held, strict=True):
+            whole[which] += part.channels[name] * part.totals.shape[1]
+            counts[which] += part.totals.shape[1]
+        return whole / counts
+
     return Probes(
-        np.concatenate([part.totals for part in parts], axis=1),
-        {name: np.concatenate([part.outputs[name] for part in parts], axis=1) for name in first.outputs},
-        {
-            name: np.average(np.stack([part.channels[name] for part in parts]), axis=0, weights=counts)
-            for name in first.channels
-        },
+        by_sample([part.totals for part in parts]),
+        {name: by_sample([part.outputs[name] for part in parts]) for name in first.outputs},
+        {name: by_channel(name) for name in first.channels},
     )
 
 

@@ -54,7 +54,7 @@ class Record:
     probes: int = 0
     timed: int = 0
     peak_mb: float = 0.0
-    samples: int = 0  # that each probe ran
+    samples: float = 0  # that a probe ran, in the mean
     unit: str = "KL"
     scores: dict[str, float] = field(default_factory=dict)
     nodes: dict[str, list[str]] = field(default_factory=dict)

@@ -1,11 +1,13 @@
 """Quantsieve's own scan: each layer quantized alone, all that it switches on together, KL divergence of the outputs.
 
-`exact` runs all samples; `raced` those first of which the float model is least sure, until the others would leave the
-order as it is. The rows of the weights leave activations float. Runs in Quantsieve's own environment.
+`exact` runs all samples; `raced` those first of which the float model is least sure, more of them for layers whose
+place is open, until the others would leave the order as it is. The rows of the weights leave activations float. Runs in
+Quantsieve's own environment.
 """
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import pairwise
 
 import harness
 import numpy as np
@@ -20,7 +22,7 @@ from quantsieve.model.units import find_structure
 from quantsieve.sensitivity.engine import kept_weights, open_engine
 from quantsieve.sensitivity.metrics import METRICS, exposures, kl_div
 from quantsieve.sensitivity.origin import original_nodes
-from quantsieve.sensitivity.racing import LOOKS, foretold, is_settled, looks
+from quantsieve.sensitivity.racing import LOOKS, foretold, looks, open_rows
 from quantsieve.sensitivity.suffix import Source
 from quantsieve.weights import NO_CORRECTIONS
 
@@ -64,23 +66,30 @@ def probe_batch(
     return np.stack(rows)
 
 
-def _raced(bench: Bench, executor: Executor, sources: Mapping[str, tuple[Source, ...]]) -> tuple[np.ndarray, int]:
-    """(values of all samples, float64 [layers, samples], number that was probed); the others foretold, as in `scan`."""
+def _raced(bench: Bench, executor: Executor, sources: Mapping[str, tuple[Source, ...]]) -> tuple[np.ndarray, float]:
+    """(values of all samples, float64 [layers, samples], number that was probed, the mean over the layers); the others
+    foretold, as in `scan`."""
     sizes = [exposures(METRICS["kl_div"], open_engine(executor, *batch).reference()) for batch in bench.batches]
     exposed = np.concatenate([part for part in sizes if part is not None])
     order = np.argsort(-exposed, kind="stable")
     singles = [
         {name: array[i : i + 1] for name, array in feeds.items()} for feeds, n in bench.batches for i in range(n)
     ]
-    values = np.zeros((len(sources), 0))
-    for end in (numbers := looks(len(order), exposed[order])):
-        for start in range(values.shape[1], end, LOOKS[0]):
-            part = [singles[index] for index in order[start : min(end, start + LOOKS[0])]]
+    values = np.full((len(sources), len(order)), np.nan)
+    still = list(sources)
+    rows = {name: row for row, name in enumerate(sources)}
+    for begin, end in pairwise((0, *looks(len(order), exposed[order]))):
+        for start in range(begin, end, LOOKS[0]):
+            stop = min(end, start + LOOKS[0])
+            part = [singles[index] for index in order[start:stop]]
             batch = {name: np.concatenate([feeds[name] for feeds in part]) for name in part[0]}, len(part)
-            values = np.concatenate([values, probe_batch(bench, executor, batch, sources)], axis=1)
-        if end != numbers[-1] and is_settled(values, exposures=exposed[order]):
+            probed = probe_batch(bench, executor, batch, {name: sources[name] for name in still})
+            values[[rows[name] for name in still], start:stop] = probed
+        is_open = open_rows(values, exposed[order])
+        still = [name for name in still if is_open[rows[name]]]
+        if not still:
             break
-    return foretold(values, exposed[order])[0], values.shape[1]
+    return foretold(values, exposed[order])[0], float(np.isfinite(values).sum() / len(values))
 
 
 def work(kinds: tuple[str, ...], is_race: bool, job: Job, record: Record) -> None:
@@ -90,6 +99,7 @@ def work(kinds: tuple[str, ...], is_race: bool, job: Job, record: Record) -> Non
     sources = layer_sources(bench, kinds)
     record.setup_cpu_s, record.probes, record.timed = clock.read(), len(sources), len(sources)
     clock = Clock()
+    probed: float
     if is_race:
         values, probed = _raced(bench, executor, sources)
     else:
