@@ -1,7 +1,7 @@
 """Small real networks made in code, and all that a plan over one of them is written or simulated with."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,8 @@ from quantsieve.model.graph import Graph
 from quantsieve.model.prepare import prepare
 from quantsieve.model.units import Structure, find_structure
 from quantsieve.plan import Options, Plan, find_options
-from quantsieve.schemes import FLOAT, discover
+from quantsieve.schemes import FLOAT, Scheme, discover
+from quantsieve.schemes._formats import Formats
 from quantsieve.schemes._static import by_name
 from quantsieve.targets.ort import OrtCpu
 from quantsieve.weights import NO_CORRECTIONS, Ingredients
@@ -41,9 +42,16 @@ class Kit:
     calibration: Calibration
     options: Options
     feeds: Feeds
+    schemes: tuple[Scheme, ...] = discover()
+
+    def under(self, formats: Formats) -> "Kit":
+        """The same network to be planned in other integers."""
+        schemes = tuple(scheme.under(formats) for scheme in discover())
+        options = find_options(self.graph, self.structure, self.calibration, schemes)
+        return replace(self, schemes=schemes, options=options)
 
     def parts(self, weight_type: str = "s8") -> Ingredients:
-        schemes = by_name(discover())
+        schemes = by_name(self.schemes)
         return Ingredients(self.graph, self.structure, self.calibration, NO_CORRECTIONS, schemes, weight_type)
 
     def plan(self, *quantized: str, scheme: str = "int8") -> Plan:
