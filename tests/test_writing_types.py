@@ -9,12 +9,11 @@ import onnxruntime
 import pytest
 
 import planned
-from planned import Kit
-from quantsieve.plan import full_plan, place
+from planned import Kit, gap
+from quantsieve.plan import full_plan
 from quantsieve.schemes._formats import Formats
 from quantsieve.simulate import Simulation
 from quantsieve.targets.audit import audit_graph, audit_layers
-from quantsieve.writing import FLOAT_PLAN, count_bytes, write_plan
 
 FORMATS = {
     "u8": Formats(),
@@ -35,11 +34,6 @@ def kit_in(name: str, formats: str) -> Kit:
 @cache
 def exact_type() -> str:
     return planned.exact_weight_type()
-
-
-def gap(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> float:
-    """Largest difference of two sets of outputs, in 255ths of their range."""
-    return max(float(np.abs(found[n] - a).max()) / (float(np.ptp(a)) / 255) for n, a in wanted.items())
 
 
 @pytest.mark.parametrize("name", planned.KITS)
@@ -126,11 +120,5 @@ def rounded(values: np.ndarray, scale: np.float32) -> np.ndarray:
 @pytest.mark.parametrize("seed", range(3))
 def test_predicted_bytes_are_those_of_the_file(formats: str, seed: int) -> None:
     kit = kit_in("demo", formats)
-    plan, parts = kit.random_plan(seed), kit.parts()
-    empty = write_plan(parts, FLOAT_PLAN).ByteSize()
-    costs = count_bytes(parts, kit.options, empty)
-    layers = sum(costs.layer_bytes[name][chosen] for name, chosen in plan.schemes.items() if chosen != "float")
-    rounded = place(kit.graph, kit.structure, plan, parts.schemes).rounded
-    assert layers + sum(costs.tensor_bytes[pair] for pair in rounded) == pytest.approx(
-        write_plan(parts, plan).ByteSize() - empty, rel=0.05
-    )
+    predicted, found = planned.bytes_changed(kit, kit.random_plan(seed))
+    assert predicted == pytest.approx(found, rel=0.05)
