@@ -1,7 +1,7 @@
 """Small real networks made in code, and all that a plan over one of them is written or simulated with."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +15,13 @@ from quantsieve.model.execute import Executor
 from quantsieve.model.graph import Graph
 from quantsieve.model.prepare import prepare
 from quantsieve.model.units import Structure, find_structure
-from quantsieve.plan import Options, Plan, find_options
-from quantsieve.schemes import FLOAT, discover
+from quantsieve.plan import Options, Plan, find_options, place
+from quantsieve.schemes import FLOAT, Scheme, discover
+from quantsieve.schemes._formats import Formats
 from quantsieve.schemes._static import by_name
 from quantsieve.targets.ort import OrtCpu
 from quantsieve.weights import NO_CORRECTIONS, Ingredients
-from quantsieve.writing import write_plan
+from quantsieve.writing import FLOAT_PLAN, count_bytes, write_plan
 
 Feeds = dict[str, np.ndarray]
 LEVELS = ("off", "basic", "extended", "all")
@@ -41,9 +42,16 @@ class Kit:
     calibration: Calibration
     options: Options
     feeds: Feeds
+    schemes: tuple[Scheme, ...] = discover()
+
+    def under(self, formats: Formats) -> "Kit":
+        """The same network to be planned in other integers."""
+        schemes = tuple(scheme.under(formats) for scheme in discover())
+        options = find_options(self.graph, self.structure, self.calibration, schemes)
+        return replace(self, schemes=schemes, options=options)
 
     def parts(self, weight_type: str = "s8") -> Ingredients:
-        schemes = by_name(discover())
+        schemes = by_name(self.schemes)
         return Ingredients(self.graph, self.structure, self.calibration, NO_CORRECTIONS, schemes, weight_type)
 
     def plan(self, *quantized: str, scheme: str = "int8") -> Plan:
@@ -95,6 +103,21 @@ def save(folder: Path, model: ir.Model, name: str = "model.onnx") -> Path:
 
 def run_file(path: Path, feeds: Mapping[str, np.ndarray], level: str = "all") -> Feeds:
     return OrtCpu(optimization=level).load(path)(feeds)
+
+
+def gap(found: Feeds, wanted: Feeds) -> float:
+    """Largest difference of two sets of outputs, in 255ths of their range."""
+    return max(float(np.abs(found[n] - a).max()) / (float(np.ptp(a)) / 255) for n, a in wanted.items())
+
+
+def bytes_changed(kit: Kit, plan: Plan) -> tuple[int, int]:
+    """(predicted, found) change of the file's bytes by the plan."""
+    parts = kit.parts()
+    empty = write_plan(parts, FLOAT_PLAN).ByteSize()
+    costs = count_bytes(parts, kit.options, empty)
+    layers = sum(costs.layer_bytes[name][chosen] for name, chosen in plan.schemes.items() if chosen != FLOAT)
+    rounded = place(kit.graph, kit.structure, plan, parts.schemes).rounded
+    return layers + sum(costs.tensor_bytes[pair] for pair in rounded), write_plan(parts, plan).ByteSize() - empty
 
 
 def exact_weight_type() -> str:

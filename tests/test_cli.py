@@ -337,7 +337,8 @@ def test_tune_hands_every_option_on(door, tmp_path):
          "--op-types-to-exclude", "Add", "--op-types-to-quantize", "Conv,Add",
          "--max-drop", "0.02", "--confident", "--seed", "7", "--threads", "2", "--workers", "3",
          "--timeout", "5m", "--max-trials", "9", "--limit", "90s", "--memory-limit", "1.5G",
-         "--weight-type", "u8", "--no-bias-correction", "--samples", "16", "--max-samples", "500",
+         "--weight-type", "u8", "--activation-type", "s8", "--symmetric-activations",
+             "--no-bias-correction", "--samples", "16", "--max-samples", "500",
          "--quiet"]
     ) == 1  # fmt: skip
     assert called.args == ("m.onnx", "d", Path("out"))
@@ -367,6 +368,8 @@ def test_tune_hands_every_option_on(door, tmp_path):
         "limit_s": 90.0,
         "memory_limit": 3 << 29,
         "weight_type": "u8",
+        "activation_type": "s8",
+        "symmetric_activations": True,
         "bias_correction": False,
         "samples": 16,
         "screen": "auto",

@@ -163,6 +163,8 @@ class Writing:
     """How quantized files are written."""
 
     weight_type: str
+    activation_type: str
+    symmetric_activations: bool
     bias_correction: bool
 
 
@@ -299,6 +301,17 @@ writing_options = _group(
             type=click.Choice(["auto", "s8", "u8"]),
             default="auto",
             help="Type of 8-bit weights; auto takes u8 where this machine's s8 kernels saturate.",
+        ),
+        click.option(
+            "--activation-type",
+            type=click.Choice(["u8", "s8"]),
+            default="u8",
+            help="Type of 8-bit activations.",
+        ),
+        click.option(
+            "--symmetric-activations",
+            is_flag=True,
+            help="Zero point in the middle of the type for every 8-bit activation, as some targets demand.",
         ),
         click.option(
             "--bias-correction/--no-bias-correction",

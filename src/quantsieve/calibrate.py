@@ -15,6 +15,7 @@ from quantsieve.clipping import MINMAX, Histogram, Method, clipped
 from quantsieve.errors import InputError
 from quantsieve.model.execute import OWN_RANGE, Affine, Executor
 from quantsieve.schemes._affine import activation_parameters
+from quantsieve.schemes._formats import integer_type
 
 VERSION = 3
 
@@ -27,9 +28,9 @@ class Range:
     high: float
     non_finite: int  # values that were NaN or infinite
 
-    def affine(self, dtype: str) -> Affine:
+    def affine(self, form: str) -> Affine:
         """The activation format with this range, which a dynamic one leaves alone; zero is always representable."""
-        return _affine(self.low, self.high, dtype)
+        return _affine(self.low, self.high, form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,18 @@ class ClippedRange(Range):
     clipped_low: float
     clipped_high: float
 
-    def affine(self, dtype: str) -> Affine:
+    def affine(self, form: str) -> Affine:
         """The activation format: 8 bits for the narrower range, 16 for the whole, whose steps are small anyway."""
-        if dtype not in OWN_RANGE and np.iinfo(dtype).bits == 8:
-            return _affine(self.clipped_low, self.clipped_high, dtype)
-        return _affine(self.low, self.high, dtype)
+        if form not in OWN_RANGE and np.iinfo(integer_type(form)).bits == 8:
+            return _affine(self.clipped_low, self.clipped_high, form)
+        return _affine(self.low, self.high, form)
 
 
-def _affine(low: float, high: float, dtype: str) -> Affine:
-    if dtype in OWN_RANGE:
-        return Affine(np.float32(1), 0, dtype)
-    scale, zero_point = activation_parameters(low, high, dtype)
-    return Affine(scale, zero_point, dtype)
+def _affine(low: float, high: float, form: str) -> Affine:
+    if form in OWN_RANGE:
+        return Affine(np.float32(1), 0, form)
+    scale, zero_point = activation_parameters(low, high, form)
+    return Affine(scale, zero_point, integer_type(form))
 
 
 @dataclass(frozen=True, slots=True)

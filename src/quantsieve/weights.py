@@ -33,7 +33,6 @@ class Corrections:
 
 
 NO_CORRECTIONS = Corrections({})
-WEIGHT_TYPES = ("s8", "u8")
 
 
 def correct_biases(

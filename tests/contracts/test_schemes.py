@@ -17,8 +17,12 @@ from quantsieve.model.execute import OWN_RANGE
 from quantsieve.model.graph import Graph
 from quantsieve.model.units import find_structure
 from quantsieve.schemes._affine import BlockedWeight, activation_parameters, along_axis
+from quantsieve.schemes._formats import Formats, integer_type
 
-every_scheme = pytest.mark.parametrize("scheme", schemes.discover(), ids=schemes.names())
+FORMATS = (Formats(), Formats(activation_type="s8"), Formats(activation_type="s8", symmetric_activations=True))
+# The schemes, and those that other formats make something else of.
+VARIANTS = tuple(dict.fromkeys(scheme.under(formats) for formats in FORMATS for scheme in schemes.discover()))
+every_scheme = pytest.mark.parametrize("scheme", VARIANTS, ids=lambda scheme: f"{scheme.name}-{scheme.activation}")
 
 # Division and product round once each in float32, and |q| <= 127 (STYLE.md section 8).
 HALF_STEP = 0.5 * (1 + 3.1e-5)
@@ -81,8 +85,8 @@ def test_a_scheme_describes_itself(scheme):
     assert scheme.name != schemes.FLOAT
     assert scheme.version >= 1
     assert scheme.description
-    assert schemes.get(scheme.name) is scheme
-    assert scheme.activation in (None, *OWN_RANGE) or np.dtype(scheme.activation).kind == "u"
+    assert schemes.get(scheme.name).name == scheme.name
+    assert scheme.activation in (None, *OWN_RANGE) or np.dtype(integer_type(scheme.activation)).kind in "ui"
     assert scheme.runs_as
 
 
@@ -261,29 +265,56 @@ def test_a_layer_without_weights_is_taken_by_int8_and_refused_by_int8_channel_wi
 
 
 bounds = st.floats(-1e6, 1e6, width=32)
+FORMS = ("uint8", "int8", "uint16", "uint8-symmetric", "int8-symmetric")
+every_form = pytest.mark.parametrize("form", FORMS)
 
 
-@given(bounds, bounds)
-def test_activations_of_a_range_hold_zero_exactly_and_move_by_half_a_step(first, second):
+def limits(form):
+    """Least and largest integer that values of the form become."""
+    found = np.iinfo(integer_type(form))
+    return found.min + form.endswith("symmetric"), found.max
+
+
+@every_form
+@given(first=bounds, second=bounds)
+def test_activations_of_a_range_hold_zero_exactly_and_move_by_half_a_step(form, first, second):
     low, high = min(first, second), max(first, second)
-    scale, zero_point = activation_parameters(low, high)
+    scale, zero_point = activation_parameters(low, high, form)
+    least, most = limits(form)
     assert scale.dtype == np.float32
     assert scale > 0
-    assert 0 <= zero_point <= 255
-    assert (np.clip(np.rint(0 / scale) + zero_point, 0, 255) - zero_point) * scale == 0
+    assert least <= zero_point <= most
+    assert (np.clip(np.rint(0 / scale) + zero_point, least, most) - zero_point) * scale == 0
     values = np.linspace(low, high, 50).astype(np.float32)
-    rounded = (np.clip(np.rint(values / scale) + zero_point, 0, 255) - zero_point) * scale
-    # The zero point is rounded, so at the ends up to half a step more is cut off; |q| <= 255 and two roundings.
-    limit = float(scale) * (1 + 255 * 2.0**-22) if low < 0 < high else float(scale) * (0.5 + 255 * 2.0**-22)
+    rounded = (np.clip(np.rint(values / scale) + zero_point, least, most) - zero_point) * scale
+    # The zero point is rounded, so at the ends up to half a step more is cut off; |q| is below the number of steps, and
+    # two roundings are of float32.
+    steps = 0.5 if form.endswith("symmetric") or not low < 0 < high else 1
+    limit = float(scale) * (steps + (most - least) * 2.0**-22)
     assert np.all(np.abs(values.astype(np.float64) - rounded) <= limit)
 
 
-@given(st.floats(0, 1e6, width=32), st.floats(0, 1e6, width=32))
-def test_the_zero_point_is_zero_when_nothing_is_negative(first, second):
-    _, zero_point = activation_parameters(min(first, second), max(first, second))
-    assert zero_point == 0
+@every_form
+@given(first=st.floats(0, 1e6, width=32), second=st.floats(0, 1e6, width=32))
+def test_the_zero_point_is_the_least_value_when_nothing_is_negative_and_the_middle_in_symmetric_forms(
+    form, first, second
+):
+    _, zero_point = activation_parameters(min(first, second), max(first, second), form)
+    found = np.iinfo(integer_type(form))
+    assert zero_point == ((found.min + found.max + 1) // 2 if form.endswith("symmetric") else found.min)
+
+
+@given(bounds, bounds)
+def test_signed_and_unsigned_activations_hold_the_same_numbers(first, second):
+    low, high = min(first, second), max(first, second)
+    for end in ("", "-symmetric"):
+        signed, unsigned = (activation_parameters(low, high, kind + end) for kind in ("int8", "uint8"))
+        assert signed[0] == unsigned[0]
+        assert signed[1] + 128 == unsigned[1]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 0.0), (0.0, 1e-40), (-1e-40, 1e-41)])
 def test_a_range_too_small_for_a_scale_gets_the_scale_one(low, high):
     assert activation_parameters(low, high) == (np.float32(1), 0)
+    assert activation_parameters(low, high, "int8") == (np.float32(1), -128)
+    assert activation_parameters(low, high, "int8-symmetric") == (np.float32(1), 0)

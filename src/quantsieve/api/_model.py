@@ -21,6 +21,7 @@ from quantsieve.run.spec import Limits, Settings
 from quantsieve.run.trials import Trials
 from quantsieve.schemes import FLOAT
 from quantsieve.schemes import names as scheme_names
+from quantsieve.schemes._formats import Formats
 from quantsieve.selection import Selection
 from quantsieve.sensitivity.scan_document import ScanResult
 from quantsieve.tasks import Score, task_name
@@ -74,6 +75,8 @@ def quantize(
     op_types_to_quantize: Sequence[str] = (),
     seed: int = 0,
     weight_type: str = "auto",
+    activation_type: str = "u8",
+    symmetric_activations: bool = False,
     bias_correction: bool = True,
     tell: Callable[[str], object] | None = None,
     progress: Progress | None = None,
@@ -97,7 +100,7 @@ def quantize(
         None,
         seed,
         1,
-        weight_type,
+        Formats(weight_type, activation_type, symmetric_activations),
         bias_correction,
         keep_float=kept,
         calibration_method=method,

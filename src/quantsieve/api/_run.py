@@ -25,6 +25,7 @@ from quantsieve.run.progress import Progress
 from quantsieve.run.spec import Limits, Settings
 from quantsieve.run.store import Store
 from quantsieve.run.trials import Deadline
+from quantsieve.schemes._formats import Formats
 from quantsieve.selection import Selection
 from quantsieve.sensitivity.scan_document import ScanResult
 from quantsieve.tasks import Score, task_name
@@ -89,6 +90,8 @@ def tune(
     timeout: float | None = None,
     max_trials: int | None = None,
     weight_type: str = "auto",
+    activation_type: str = "u8",
+    symmetric_activations: bool = False,
     bias_correction: bool = True,
     samples: int = 32,
     screen: str = "auto",
@@ -115,8 +118,9 @@ def tune(
     open_model(Path(model))
     kept = kept_layers(scan, Path(model))
     ranges = ranges_of(calibration_method, percentile)
+    formats = Formats(weight_type, activation_type, symmetric_activations)
     settings = Settings(
-        tuple(schemes), task_name(metric), seed, threads, weight_type, bias_correction, samples, max_samples, kept,
+        tuple(schemes), task_name(metric), seed, threads, formats, bias_correction, samples, max_samples, kept,
         screen, *ranges, selection,
     )  # fmt: skip
     limits = Limits(max_drop, confident, timeout, max_trials, workers, limit_s, memory_limit)

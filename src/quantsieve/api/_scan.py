@@ -15,6 +15,7 @@ from quantsieve.run.progress import Progress
 from quantsieve.run.scan_file import load_blocks, load_scan
 from quantsieve.run.scanning import Scoring, scan_line
 from quantsieve.run.spec import Limits, Settings
+from quantsieve.schemes._formats import Formats
 from quantsieve.selection import Selection
 from quantsieve.sensitivity.blocks import match
 from quantsieve.sensitivity.metrics import Metric
@@ -43,6 +44,8 @@ def scan(
     seed: int = 0,
     workers: int = 2,
     weight_type: str = "auto",
+    activation_type: str = "u8",
+    symmetric_activations: bool = False,
     bias_correction: bool = True,
     mode: str = "alone",
     metric: str | Metric | Task = DEFAULT,
@@ -88,8 +91,9 @@ def scan(
     if count is None:
         count = 32 if mode == "rescue" else LOOKS[-1]
     ranges = ranges_of(calibration_method, percentile)
+    formats = Formats(weight_type, activation_type, symmetric_activations)
     settings = Settings(
-        tuple(schemes), None, seed, 1, weight_type, bias_correction, count, None, (), screen, *ranges, selection
+        tuple(schemes), None, seed, 1, formats, bias_correction, count, None, (), screen, *ranges, selection
     )
     path = Path(model)
     open_model(path)

@@ -117,7 +117,14 @@ class Line:
 
     @cached_property
     def schemes(self) -> tuple[Scheme, ...]:
-        return tuple(schemes.get(name) for name in self.settings.schemes)
+        return tuple(schemes.get(name).under(self.settings.formats) for name in self.settings.schemes)
+
+    @property
+    def numbers(self) -> dict[str, object]:
+        """What a key holds of the schemes; of their formats nothing where they are the standard ones."""
+        formats = self.settings.formats.numbers()
+        versions = {scheme.name: scheme.version for scheme in self.schemes}
+        return {"schemes": versions, **({"formats": dict(formats)} if formats else {})}
 
     @cached_property
     def model_key(self) -> str:
@@ -333,7 +340,7 @@ class Line:
         sources = suffix.find_sources(self.executor, self.options, self.schemes)
         is_screened = screen.is_wanted(self.settings.screen, len(sources))
         settings: Mapping[str, object] = {
-            "schemes": {scheme.name: scheme.version for scheme in self.schemes},
+            **self.numbers,
             "bias_correction": self.settings.bias_correction,
             "screen": [screen.VERSION, self.settings.seed] if is_screened else None,
             **self.kept,

@@ -218,8 +218,7 @@ def _between(line: Line, indices: np.ndarray, looks: Sequence[int]) -> Iterator[
 
 
 def _settings(line: Line) -> dict[str, object]:
-    versions = {scheme.name: scheme.version for scheme in line.schemes}
-    return {"schemes": versions, "bias_correction": line.settings.bias_correction, **line.kept}
+    return {**line.numbers, "bias_correction": line.settings.bias_correction, **line.kept}
 
 
 def _key(batch: Batch) -> list[str]:

@@ -7,8 +7,8 @@ from quantsieve import schemes as scheme_modules
 from quantsieve import tasks
 from quantsieve.clipping import PERCENTILE, Method
 from quantsieve.errors import UsageError
+from quantsieve.schemes._formats import STANDARD, Formats
 from quantsieve.selection import EVERYTHING, Selection
-from quantsieve.weights import WEIGHT_TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Settings:
     metric: str | None = None  # a task's name; None: chosen from labels and outputs
     seed: int = 0
     threads: int = 1  # of the target; measured sessions use exactly so many
-    weight_type: str = "auto"  # 's8', 'u8', or 'auto': what the target multiplies exactly
+    formats: Formats = STANDARD  # of weights and 8-bit activations
     bias_correction: bool = True
     samples: int = 32  # that the scan runs on
     max_samples: int | None = None  # of the data; None: all
@@ -36,8 +36,6 @@ class Settings:
             raise UsageError("at least one scheme", "none", f"Choose from {', '.join(scheme_modules.names())}.")
         if self.metric is not None:
             tasks.get(self.metric)
-        if self.weight_type not in ("auto", *WEIGHT_TYPES):
-            raise UsageError("a weight type auto, s8 or u8", repr(self.weight_type), "Choose one of them.")
         if self.screen not in ("auto", "on", "off"):
             raise UsageError("a screen auto, on or off", repr(self.screen), "Choose one of them.")
         _ = self.ranges  # told here what is wrong with them
@@ -55,7 +53,8 @@ class Settings:
             "keep_float": (), "screen": "auto", "calibration_method": "minmax", "percentile": PERCENTILE,
             "selection": {},
         }  # fmt: skip
-        values = {**asdict(self), "selection": self.selection.document()}
+        values = {**asdict(self), "selection": self.selection.document(), **self.formats.document()}
+        del values["formats"]
         found = {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 

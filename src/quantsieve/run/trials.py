@@ -104,8 +104,8 @@ class Trials:
     @cached_property
     def weight_type(self) -> str:
         """s8, or u8 where signed weights saturate and unsigned ones do not."""
-        if self.line.settings.weight_type != "auto":
-            return self.line.settings.weight_type
+        if self.line.settings.formats.weight_type != "auto":
+            return self.line.settings.formats.weight_type
         found = self.saturation
         return "u8" if found is not None and found.saturates and not found.u8_saturates else "s8"
 
@@ -202,7 +202,8 @@ class Trials:
         """The plan as a file in the run folder, and its simulation on the scan samples."""
         line = self.line
         weight_type = self.weight_type if plan.quantized() else None
-        settings = {"plan": dict(plan.schemes), "repairs": list(plan.repairs), "weights": weight_type}
+        formats = line.settings.formats.numbers() if plan.quantized() else {}
+        settings = {"plan": dict(plan.schemes), "repairs": list(plan.repairs), "weights": weight_type, **formats}
         versions = {"quantize": writing.VERSION, "repair": repair.VERSION}
         inputs = [line.prepared_key]
         if plan.quantized():

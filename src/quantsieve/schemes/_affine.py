@@ -1,13 +1,15 @@
 """Affine number formats: q = saturate(rint(x / scale) + zero_point), x' = (q - zero_point) * scale.
 
-Weights are symmetric (zero point 0 in s8, 128 in u8: the same numbers), activations asymmetric and unsigned with zero
-inside, in 8 or 16 bits.
+Weights are symmetric (zero point 0 in s8, 128 in u8: the same numbers), activations asymmetric or symmetric, with zero
+inside, in 8 or 16 bits, unsigned or signed.
 Rounding is half to even, as ONNX's QuantizeLinear does.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+
+from quantsieve.schemes._formats import SYMMETRIC, integer_type
 
 WEIGHT_PEAK = 127  # symmetric s8 without -128, so that u8 with zero point 128 holds the same numbers
 BIAS_LIMIT = 2**30  # of int32's 2**31: room for the sum of products that the bias is added to
@@ -145,14 +147,20 @@ def round_blocks(weight: np.ndarray, axis: int, block: int, bits: int) -> Blocke
     return BlockedWeight(values, scale, axis, block, bits)
 
 
-def activation_parameters(low: float, high: float, dtype: str = "uint8") -> tuple[np.float32, int]:
-    """(scale, zero point) of an unsigned integer type for values in [low, high], zero included and exact.
+def activation_parameters(low: float, high: float, form: str = "uint8") -> tuple[np.float32, int]:
+    """(scale, zero point) in an activation format for values in [low, high], zero included and exact.
 
-    The zero point is 0 when nothing is negative, as the fusing of Relu and Clip demands (RUNTIME.md section 2).
+    The zero point is the type's least value when nothing is negative, as the fusing of Relu and Clip demands
+    (RUNTIME.md section 2); the middle of the type in symmetric formats, whose least value is not used.
     """
     low, high = min(0.0, float(low)), max(0.0, float(high))
-    peak = int(np.iinfo(dtype).max)
-    scale = np.float32((high - low) / peak)
+    limits = np.iinfo(integer_type(form))
+    least, most = int(limits.min), int(limits.max)
+    if form.endswith(SYMMETRIC):
+        middle = (least + most + 1) // 2
+        scale = np.float32(max(-low, high) / (most - middle))
+        return (scale if scale >= _TINY else np.float32(1)), middle
+    scale = np.float32((high - low) / (most - least))
     if not scale >= _TINY:
-        return np.float32(1), 0
-    return scale, int(np.clip(np.rint(-low / float(scale)), 0, peak))
+        return np.float32(1), least
+    return scale, int(np.clip(np.rint(-low / float(scale)) + least, least, most))

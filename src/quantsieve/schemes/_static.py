@@ -1,12 +1,14 @@
 """What static schemes share: activations with calibrated ranges, 8-bit symmetric weights, int32 bias."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 
 from quantsieve.model.units import Layer
 from quantsieve.schemes._affine import QuantizedLayer, quantize_layer
+from quantsieve.schemes._formats import STANDARD, Formats
 
 
 class Scheme(Protocol):
@@ -14,9 +16,15 @@ class Scheme(Protocol):
 
     name: ClassVar[str]
     version: ClassVar[int]
-    activation: ClassVar[str | None]  # format of the tensors around a layer of this scheme; None: they stay float
     description: ClassVar[str]
     runs_as: ClassVar[frozenset[str]]  # precisions that a target may tell of a layer under it (see targets/audit.py)
+
+    @property
+    def activation(self) -> str | None:
+        """Format of the tensors around a layer of this scheme; None: they stay float."""
+
+    def under(self, formats: Formats) -> "Scheme":
+        """The same scheme in other integers."""
 
     def refusal(self, layer: Layer, opset: int) -> str | None:
         """Why this layer cannot have the scheme; None when it can."""
@@ -30,16 +38,25 @@ class Scheme(Protocol):
         """The layer's weight and bias in integers. input_scale: of what it reads; None where that stays float."""
 
 
+@dataclass(frozen=True, slots=True)
 class StaticInt8:
-    """Static QDQ with int8 weights; a subclass says whether scales are per channel, and the activation format."""
+    """Static QDQ with int8 weights; a subclass says whether scales are per channel, and may have another activation."""
 
     name: ClassVar[str]
     description: ClassVar[str]
     version: ClassVar[int] = 1
-    activation: ClassVar[str | None] = "uint8"
     runs_as: ClassVar[frozenset[str]] = frozenset({"int8"})
     per_channel: ClassVar[bool]
     min_opset: ClassVar[int]
+
+    formats: Formats = STANDARD
+
+    @property
+    def activation(self) -> str | None:
+        return self.formats.activation
+
+    def under(self, formats: Formats) -> Self:
+        return replace(self, formats=formats)
 
     def refusal(self, layer: Layer, opset: int) -> str | None:
         if layer.refusal is not None:

@@ -1,11 +1,12 @@
 """What schemes share that round weights and leave the bias float."""
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from quantsieve.model.units import Layer
 from quantsieve.schemes._affine import QuantizedLayer, round_weight, weight_scale
+from quantsieve.schemes._formats import Formats
 
 PRODUCTS = ("MatMul", "Gemm")
 
@@ -17,6 +18,9 @@ class FloatBias:
     version: ClassVar[int] = 1
     min_opset: ClassVar[int] = 1
     takes_all: ClassVar[bool] = False  # layers with weights, not PRODUCTS alone
+
+    def under(self, formats: Formats) -> Self:
+        return self  # its integers are its own
 
     def refusal(self, layer: Layer, opset: int) -> str | None:
         if layer.refusal is not None:

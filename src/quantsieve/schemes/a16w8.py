@@ -13,15 +13,18 @@ from quantsieve.schemes._static import StaticInt8
 class A16W8(StaticInt8):
     name: ClassVar[str] = "a16w8"
     description: ClassVar[str] = "static QDQ, 16-bit activations, int8 weights, one scale an output channel"
-    activation: ClassVar[str | None] = "uint16"
     runs_as: ClassVar[frozenset[str]] = frozenset({"float"})
     per_channel: ClassVar[bool] = True
     min_opset: ClassVar[int] = 13
 
+    @property
+    def activation(self) -> str | None:
+        return "uint16"
+
     def refusal(self, layer: Layer, opset: int) -> str | None:
         if layer.weight is None:
             return layer.refusal  # nothing of it has scales per channel: only its tensors are rounded
-        return super().refusal(layer, opset)
+        return StaticInt8.refusal(self, layer, opset)
 
 
 SCHEME = A16W8()

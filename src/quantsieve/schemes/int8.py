@@ -1,4 +1,4 @@
-"""int8 weights, symmetric, per tensor: scale = max|w| / 127; activations uint8, asymmetric. Opset 13.
+"""int8 weights, symmetric, per tensor: scale = max|w| / 127; activations 8 bits, calibrated. Opset 13.
 
 Layers without weights (Add, pools, ...) have this scheme only: their integer form rounds nothing but their output.
 """

@@ -1,4 +1,4 @@
-"""int8 weights, symmetric, per output channel: scale_c = max|w_c| / 127; activations uint8, asymmetric. Opset 13."""
+"""int8 weights, symmetric, per output channel: scale_c = max|w_c| / 127; activations 8 bits, calibrated. Opset 13."""
 
 from typing import ClassVar
 

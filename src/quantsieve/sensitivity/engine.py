@@ -144,7 +144,7 @@ class _Kept:
     suffixes: Suffixes | None
     refusal: str | None
     facts: tuple[object, ...] = ()  # on which the integers depend
-    integers: dict[tuple[str, str], QuantizedLayer] = field(default_factory=dict)
+    integers: dict[tuple[str, Scheme], QuantizedLayer] = field(default_factory=dict)
 
 
 _kept: WeakKeyDictionary[Executor, _Kept] = WeakKeyDictionary()
@@ -171,7 +171,7 @@ def kept_integers(
         return integers(executor.graph, layer, scheme, calibration, corrections)
     kept = _kept[executor]
     facts = (calibration, corrections, scheme.version)
-    key = (layer.name, scheme.name)
+    key = (layer.name, scheme)
     with _lock:
         if len(kept.facts) != len(facts) or any(a is not b for a, b in zip(kept.facts, facts, strict=True)):
             kept.facts, kept.integers = facts, {}
