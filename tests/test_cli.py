@@ -338,6 +338,7 @@ def test_tune_hands_every_option_on(door, tmp_path):
          "--max-drop", "0.02", "--confident", "--seed", "7", "--threads", "2", "--workers", "3",
          "--timeout", "5m", "--max-trials", "9", "--limit", "90s", "--memory-limit", "1.5G",
          "--weight-type", "u8", "--activation-type", "s8", "--symmetric-activations",
+             "--asymmetric-weights",
              "--no-bias-correction", "--samples", "16", "--max-samples", "500",
          "--quiet"]
     ) == 1  # fmt: skip
@@ -370,6 +371,7 @@ def test_tune_hands_every_option_on(door, tmp_path):
         "weight_type": "u8",
         "activation_type": "s8",
         "symmetric_activations": True,
+        "asymmetric_weights": True,
         "bias_correction": False,
         "samples": 16,
         "screen": "auto",

@@ -20,8 +20,12 @@ FORMATS = {
     "s8": Formats(activation_type="s8"),
     "s8-symmetric": Formats(activation_type="s8", symmetric_activations=True),
     "u8-symmetric": Formats(symmetric_activations=True),
+    "s7": Formats(weight_type="s7"),
+    "asymmetric": Formats(asymmetric_weights=True),
+    "s8-asymmetric": Formats(activation_type="s8", asymmetric_weights=True),
+    "s7-asymmetric": Formats(weight_type="s7", asymmetric_weights=True),
 }
-SYMMETRIC = [name for name in FORMATS if name.endswith("symmetric")]
+SYMMETRIC = [name for name in FORMATS if FORMATS[name].symmetric_activations]
 every_format = pytest.mark.parametrize("formats", FORMATS)
 
 
@@ -116,7 +120,7 @@ def rounded(values: np.ndarray, scale: np.float32) -> np.ndarray:
     return np.clip(np.rint(values / scale), -128, 127).astype(np.float32) * scale
 
 
-@pytest.mark.parametrize("formats", ["s8", *SYMMETRIC])
+@every_format
 @pytest.mark.parametrize("seed", range(3))
 def test_predicted_bytes_are_those_of_the_file(formats: str, seed: int) -> None:
     kit = kit_in("demo", formats)

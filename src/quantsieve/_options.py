@@ -165,6 +165,7 @@ class Writing:
     weight_type: str
     activation_type: str
     symmetric_activations: bool
+    asymmetric_weights: bool
     bias_correction: bool
 
 
@@ -298,9 +299,9 @@ writing_options = _group(
     (
         click.option(
             "--weight-type",
-            type=click.Choice(["auto", "s8", "u8"]),
+            type=click.Choice(["auto", "s8", "u8", "s7"]),
             default="auto",
-            help="Type of 8-bit weights; auto takes u8 where this machine's s8 kernels saturate.",
+            help="Of 8-bit weights; auto: s8, or u8 where s8 kernels saturate here; s7: s8 of half the range.",
         ),
         click.option(
             "--activation-type",
@@ -312,6 +313,11 @@ writing_options = _group(
             "--symmetric-activations",
             is_flag=True,
             help="Zero point in the middle of the type for every 8-bit activation, as some targets demand.",
+        ),
+        click.option(
+            "--asymmetric-weights",
+            is_flag=True,
+            help="Zero points of static int8 weights as their ranges ask for.",
         ),
         click.option(
             "--bias-correction/--no-bias-correction",

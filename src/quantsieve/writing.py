@@ -107,9 +107,7 @@ class _Writer:
         elif _is_folded(self.parts, layer, self.plan.scheme(layer.name)):
             self._multiply(node, weight)
         else:
-            unsigned = self.parts.weight_type == "u8"
-            ints = (weight.values.astype(np.int16) + 128).astype(np.uint8) if unsigned else weight.values
-            zero = np.full(weight.scale.shape, 128 if unsigned else 0, ints.dtype)
+            ints, zero = weight.stored(self.parts.weight_type == "u8")
             self._dequantize(node, 1, ints, weight.scale, zero, weight.axis)
         if isinstance(made.bias, QuantizedBias):
             axis = 0 if made.bias.scale.ndim else None
@@ -149,11 +147,10 @@ class _Writer:
             self.dynamic[source] = rounding
         values, scale, zero_point = self.dynamic[source].output
         node, made = self.nodes[layer.nodes[0]], self.parts.integers(layer, self.plan.scheme(layer.name))
-        unsigned = self.parts.weight_type == "u8"
-        ints = (made.weight.values.astype(np.int16) + 128).astype(np.uint8) if unsigned else made.weight.values
-        ints = ints.T if made.weight.axis == 0 else ints  # [read, made]
         assert isinstance(made.weight, QuantizedWeight)
-        zero = self._shared_constant("z", np.asarray(128 if unsigned else 0, ints.dtype))
+        ints, zeros = made.weight.stored(self.parts.weight_type == "u8")
+        ints = ints.T if made.weight.axis == 0 else ints  # [read, made]
+        zero = self._shared_constant("z", zeros.reshape(-1)[0])  # symmetric: the same for all
         result, bias = self._split_bias(layer, node, made)
         node.op_type = "MatMulInteger"
         del node.attribute[:]
@@ -401,6 +398,8 @@ def _layer_bytes(parts: Ingredients, layer: Layer, scheme: str) -> int:
     else:
         node = _node_bytes("DequantizeLinear", 3, {"axis": 0} if made.weight.axis not in (None, 1) else {})
     added = _array_bytes(made.weight.values) + _array_bytes(scale) + node
+    if made.weight.zero_point is not None:
+        added += _array_bytes(made.weight.zero_point)
     gone = _constant_bytes(parts, layer.weight) + len(layer.weight) - len(_NAME)
     if isinstance(made.bias, QuantizedBias) and layer.bias is not None:
         added += _array_bytes(made.bias.values) + _array_bytes(made.bias.scale)

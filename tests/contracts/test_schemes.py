@@ -19,10 +19,18 @@ from quantsieve.model.units import find_structure
 from quantsieve.schemes._affine import BlockedWeight, activation_parameters, along_axis
 from quantsieve.schemes._formats import Formats, integer_type
 
-FORMATS = (Formats(), Formats(activation_type="s8"), Formats(activation_type="s8", symmetric_activations=True))
-# The schemes, and those that other formats make something else of.
-VARIANTS = tuple(dict.fromkeys(scheme.under(formats) for formats in FORMATS for scheme in schemes.discover()))
-every_scheme = pytest.mark.parametrize("scheme", VARIANTS, ids=lambda scheme: f"{scheme.name}-{scheme.activation}")
+FORMATS = (
+    Formats(),
+    Formats(activation_type="s8"),
+    Formats(activation_type="s8", symmetric_activations=True),
+    Formats(weight_type="s7"),
+    Formats(asymmetric_weights=True),
+    Formats(weight_type="s7", asymmetric_weights=True),
+)
+# The schemes, and those of other weights that formats make of them.
+MADE = tuple(dict.fromkeys(scheme.under(formats) for formats in FORMATS for scheme in schemes.discover()))
+VARIANTS = tuple({(scheme.name, scheme.grid): scheme for scheme in reversed(MADE)}.values())
+every_scheme = pytest.mark.parametrize("scheme", VARIANTS, ids=lambda s: f"{s.name}-{s.grid.least}..{s.grid.most}")
 
 # Division and product round once each in float32, and |q| <= 127 (STYLE.md section 8).
 HALF_STEP = 0.5 * (1 + 3.1e-5)
@@ -79,7 +87,7 @@ def channel(array, axis, index):
     return np.take(array, index, axis=axis)
 
 
-@every_scheme
+@pytest.mark.parametrize("scheme", MADE, ids=lambda s: f"{s.name}-{s.activation}")
 def test_a_scheme_describes_itself(scheme):
     assert scheme.name
     assert scheme.name != schemes.FLOAT
@@ -102,7 +110,7 @@ def test_an_unknown_scheme_is_a_usage_error_that_names_the_known_ones():
 
 @every_scheme
 @every_kind
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_a_weight_moves_by_at_most_half_its_scale(scheme, kind, data):
     taken_by(scheme, kind)
@@ -116,7 +124,7 @@ def test_a_weight_moves_by_at_most_half_its_scale(scheme, kind, data):
 
 @every_scheme
 @every_kind
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_the_bound_holds_for_the_raised_scale_too_when_the_bias_needs_one(scheme, kind, data):
     taken_by(scheme, kind)
@@ -129,7 +137,7 @@ def test_the_bound_holds_for_the_raised_scale_too_when_the_bias_needs_one(scheme
 
 @every_scheme
 @every_kind
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_zero_weights_and_zero_biases_stay_exactly_zero(scheme, kind, data):
     taken_by(scheme, kind)
@@ -158,22 +166,68 @@ def test_scales_differ_along_the_output_channels_or_not_at_all(scheme, kind):
     if scheme.scale_axis(LAYERS[kind]) is None:
         assert made.axis is None
         assert made.scale.shape == ()
-        np.testing.assert_allclose(made.scale, np.abs(weight).max() / 127, rtol=1e-6)
+        np.testing.assert_allclose(made.scale, span(scheme.grid, weight), rtol=1e-6)
     else:
         assert made.axis == axis
-        peaks = [np.abs(channel(weight, axis, i)).max() for i in range(CHANNELS)]
-        np.testing.assert_allclose(made.scale, np.asarray(peaks) / 127, rtol=1e-6)
+        spans = [span(scheme.grid, channel(weight, axis, i)) for i in range(CHANNELS)]
+        np.testing.assert_allclose(made.scale, spans, rtol=1e-6)
+
+
+def span(grid, weights):
+    """Of one scale: the range that it has to hold over that of the integers."""
+    if grid.is_symmetric:
+        return np.abs(weights).max() / grid.most
+    return (max(0, weights.max()) - min(0, weights.min())) / (grid.most - grid.least)
+
+
+@every_scheme
+@every_kind
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_weights_stay_on_their_grid_and_use_it_to_its_ends(scheme, kind, data):
+    taken_by(scheme, kind)
+    made = scheme.quantize(LAYERS[kind], data.draw(weights(kind)), None, np.float32(0.02)).weight
+    if isinstance(made, BlockedWeight):
+        assert np.abs(made.values).max() <= 7
+        return
+    assert scheme.grid.least <= made.values.min()
+    assert made.values.max() <= scheme.grid.most
+    if made.axis is None and made.dequantized().any():
+        zero = 0 if made.zero_point is None else int(made.zero_point)
+        least, most = min(int(made.values.min()), zero), max(int(made.values.max()), zero)
+        if scheme.grid.is_symmetric:
+            assert max(-least, most) == scheme.grid.most
+        else:  # the ends of the range are the ends of the grid, but for a rounded zero point
+            assert most - least >= scheme.grid.most - scheme.grid.least - 1
+
+
+@pytest.mark.parametrize("formats", [f for f in FORMATS if f.weight_type == "s7"])
+def test_two_products_of_half_range_weights_fit_16_signed_bits(formats):
+    """What kernels without VNNI add them in (RUNTIME.md section 3)."""
+    for grid in (formats.weights, formats.products):
+        assert 2 * 255 * max(-grid.least, grid.most) <= 2**15 - 1
+
+
+@every_scheme
+def test_symmetric_weights_have_no_zero_point_and_others_one_a_scale(scheme):
+    weight = np.random.default_rng(1).normal(1, 1, KINDS["gemm"][3]).astype(np.float32)
+    made = scheme.quantize(LAYERS["gemm"], weight, None, np.float32(0.02)).weight
+    if isinstance(made, BlockedWeight) or scheme.grid.is_symmetric:
+        assert getattr(made, "zero_point", None) is None
+    else:
+        assert made.zero_point.dtype == np.int8
+        assert made.zero_point.shape == made.scale.shape
+        assert (made.zero_point != 0).any()
 
 
 def dequantize_with_onnxruntime(values, scale, zero_point, axis):
     elem = helper.np_dtype_to_tensor_dtype(values.dtype)
-    zeros = np.full(scale.shape, zero_point, values.dtype)
     graph = helper.make_graph(
         [helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], **({"axis": axis} if axis is not None else {}))],
         "back",
         [helper.make_tensor_value_info("q", elem, values.shape)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.asarray(scale), "s"), numpy_helper.from_array(zeros, "z")],
+        [numpy_helper.from_array(np.asarray(scale), "s"), numpy_helper.from_array(np.asarray(zero_point), "z")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -189,17 +243,16 @@ def test_signed_and_unsigned_integers_stand_for_the_same_numbers_in_onnxruntime(
     made = scheme.quantize(LAYERS[kind], weight, None, np.float32(0.02)).weight
     if isinstance(made, BlockedWeight):
         pytest.skip("has no zero points; packed, see test_writing_formats.py")
-    unsigned = made.values.astype(np.int16) + 128
-    assert unsigned.min() >= 0
-    assert unsigned.max() <= 255
-    for values, zero_point in ((made.values, 0), (unsigned.astype(np.uint8), 128)):
+    for is_unsigned in (False, True):
+        values, zero_point = made.stored(is_unsigned)
+        assert values.dtype == zero_point.dtype == (np.uint8 if is_unsigned else np.int8)
         back = dequantize_with_onnxruntime(values, made.scale, zero_point, made.axis)
         np.testing.assert_array_equal(back, made.dequantized())
 
 
 @every_scheme
 @every_kind
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_a_bias_fits_int32_with_room_for_the_sum_it_is_added_to(scheme, kind, data):
     taken_by(scheme, kind)

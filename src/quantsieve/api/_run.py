@@ -92,6 +92,7 @@ def tune(
     weight_type: str = "auto",
     activation_type: str = "u8",
     symmetric_activations: bool = False,
+    asymmetric_weights: bool = False,
     bias_correction: bool = True,
     samples: int = 32,
     screen: str = "auto",
@@ -118,7 +119,7 @@ def tune(
     open_model(Path(model))
     kept = kept_layers(scan, Path(model))
     ranges = ranges_of(calibration_method, percentile)
-    formats = Formats(weight_type, activation_type, symmetric_activations)
+    formats = Formats(weight_type, activation_type, symmetric_activations, asymmetric_weights)
     settings = Settings(
         tuple(schemes), task_name(metric), seed, threads, formats, bias_correction, samples, max_samples, kept,
         screen, *ranges, selection,

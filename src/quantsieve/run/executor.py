@@ -415,11 +415,11 @@ class Search:
         if found is not None:
             verdict = "saturate" if found.saturates else "are exact"
             here = f"{verdict} on this machine (probe: {found.s8:.3f} of the exact sum)"
-        elsewhere = (
-            "On x86-64 processors without VNNI they saturate: for those, tune with --weight-type u8."
-            if chosen == "s8"
-            else "The files hold u8 weights, which are exact with and without VNNI, and slower than s8 where VNNI is."
-        )
+        elsewhere = {
+            "s8": "On x86-64 processors without VNNI they saturate: for those, tune with --weight-type u8.",
+            "u8": "The files hold u8 weights, which are exact with and without VNNI, and slower than s8 where VNNI is.",
+            "s7": "The files hold weights of half their range, which are exact with and without VNNI.",
+        }[chosen]
         return f"Signed 8-bit weights {here}. {elsewhere}"
 
     def _layer_facts(self) -> tuple[LayerFacts, ...]:

@@ -113,7 +113,7 @@ class Trials:
         """Why a file may do something else than its simulation here."""
         found = self.saturation
         if self.weight_type == "s8" and found is not None and found.saturates:
-            todo = "" if found.u8_saturates else ": use --weight-type u8"
+            todo = f": use --weight-type {'s7' if found.u8_saturates else 'u8'}"
             return f"signed weights saturate in this processor's integer kernels{todo}"
         return "integer kernels here compute something else than the fake-quantized simulation"
 

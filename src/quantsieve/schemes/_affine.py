@@ -1,7 +1,7 @@
 """Affine number formats: q = saturate(rint(x / scale) + zero_point), x' = (q - zero_point) * scale.
 
-Weights are symmetric (zero point 0 in s8, 128 in u8: the same numbers), activations asymmetric or symmetric, with zero
-inside, in 8 or 16 bits, unsigned or signed.
+Weights are 8-bit integers, symmetric or not, signed as they are told here; stored unsigned they and their zero points
+are 128 more, the same numbers. Activations have 8 or 16 bits, unsigned or signed, symmetric or not. Zero is exact.
 Rounding is half to even, as ONNX's QuantizeLinear does.
 """
 
@@ -9,24 +9,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quantsieve.schemes._formats import SYMMETRIC, integer_type
+from quantsieve.schemes._formats import SYMMETRIC, SYMMETRIC_8, Grid, integer_type
 
-WEIGHT_PEAK = 127  # symmetric s8 without -128, so that u8 with zero point 128 holds the same numbers
 BIAS_LIMIT = 2**30  # of int32's 2**31: room for the sum of products that the bias is added to
 _TINY = np.float32(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """Integers with their scales. values: int8, shape of the weight; scale: float32, () or (channels,)."""
+    """Integers with their scales. values: int8, shape of the weight; scale: float32, () or (channels,); zero_point:
+    int8, as scale, or None for 0 throughout."""
 
     values: np.ndarray
     scale: np.ndarray
     axis: int | None  # of the channels; None when one scale serves all
+    zero_point: np.ndarray | None = None
 
     def dequantized(self) -> np.ndarray:
         """float32, shape of the weight."""
-        return self.values.astype(np.float32) * self.steps()
+        values = self.values.astype(np.float32)
+        if self.zero_point is not None:
+            values -= along_axis(self.zero_point, self.axis, self.values.ndim)
+        return values * self.steps()
+
+    def stored(self, is_unsigned: bool) -> tuple[np.ndarray, np.ndarray]:
+        """(values, zero points) as int8, or as the uint8 that are 128 more."""
+        zero = np.zeros(self.scale.shape, np.int8) if self.zero_point is None else self.zero_point
+        if not is_unsigned:
+            return self.values, zero
+        return (self.values.astype(np.int16) + 128).astype(np.uint8), (zero.astype(np.int16) + 128).astype(np.uint8)
 
     def steps(self) -> np.ndarray:
         """float32, the scale of each value, shaped to broadcast against the weight."""
@@ -97,27 +108,39 @@ def along_axis(scale: np.ndarray, axis: int | None, rank: int) -> np.ndarray:
     return scale.reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
-def weight_scale(weight: np.ndarray, axis: int | None) -> np.ndarray:
-    """float32 max|w| / 127, () or (channels,); 1 where all weights are zero or too small to have a scale."""
-    others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
-    scale = np.abs(weight).max(axis=others).astype(np.float32) / np.float32(WEIGHT_PEAK)
+def weight_scale(weight: np.ndarray, axis: int | None, grid: Grid = SYMMETRIC_8) -> np.ndarray:
+    """float32, () or (channels,): max|w| over the largest integer, or the range with zero over that of the integers; 1
+    where all weights are zero or too small to have a scale."""
+    low, high = _ends(weight, axis)
+    if grid.is_symmetric:
+        scale = np.maximum(-low, high) / np.float32(grid.most)
+    else:
+        scale = (high - low) / np.float32(grid.most - grid.least)
     # A subnormal scale has too few bits: the peak would clip and break |w - w'| <= scale / 2.
     return np.where(scale >= _TINY, scale, np.float32(1)).astype(np.float32)
 
 
+def _ends(weight: np.ndarray, axis: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """float32, () or (channels,): least and largest weight, zero among them."""
+    others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
+    low, high = weight.min(axis=others, initial=0), weight.max(axis=others, initial=0)
+    return np.asarray(low, np.float32), np.asarray(high, np.float32)
+
+
 def quantize_layer(
-    weight: np.ndarray, bias: np.ndarray | None, axis: int | None, input_scale: np.float32
+    weight: np.ndarray, bias: np.ndarray | None, axis: int | None, input_scale: np.float32, grid: Grid = SYMMETRIC_8
 ) -> QuantizedLayer:
     """Weight and bias in integers; a weight scale is raised where the bias would not fit int32 otherwise.
 
     weight: float32, any rank; bias: float32 (channels,) or None; axis: of the output channels, None for one scale.
+    A zero point of the weights does not move the bias: kernels take it off each product.
     """
-    scale = weight_scale(weight, axis)
+    scale = weight_scale(weight, axis, grid)
     if bias is not None:
         peak = np.abs(bias).astype(np.float64)
         needed = (peak if axis is not None else peak.max(initial=0.0)) / (BIAS_LIMIT * float(input_scale))
         scale = np.maximum(scale, needed.astype(np.float32) if isinstance(needed, np.ndarray) else np.float32(needed))
-    rounded = round_weight(weight, np.asarray(scale, np.float32), axis)
+    rounded = round_weight(weight, np.asarray(scale, np.float32), axis, grid)
     if bias is None:
         return QuantizedLayer(rounded, None)
     bias_scale = np.asarray(rounded.scale * input_scale, np.float32)
@@ -127,10 +150,16 @@ def quantize_layer(
     return QuantizedLayer(rounded, QuantizedBias(bias_values, bias_scale))
 
 
-def round_weight(weight: np.ndarray, scale: np.ndarray, axis: int | None) -> QuantizedWeight:
-    """float32 weight, any rank, in symmetric int8. scale: float32, () or (channels,) along `axis`."""
-    ratio = weight / along_axis(scale, axis, weight.ndim)
-    return QuantizedWeight(np.clip(np.rint(ratio), -WEIGHT_PEAK, WEIGHT_PEAK).astype(np.int8), scale, axis)
+def round_weight(weight: np.ndarray, scale: np.ndarray, axis: int | None, grid: Grid = SYMMETRIC_8) -> QuantizedWeight:
+    """float32 weight, any rank, in integers of the grid. scale: float32, () or (channels,) along `axis`, at least
+    `weight_scale`."""
+    ratio = np.rint(weight / along_axis(scale, axis, weight.ndim))
+    if grid.is_symmetric:
+        return QuantizedWeight(np.clip(ratio, grid.least, grid.most).astype(np.int8), scale, axis)
+    low, _ = _ends(weight, axis)
+    zero = np.clip(np.rint(-low / scale) + grid.least, grid.least, grid.most).astype(np.int8)
+    values = np.clip(ratio + along_axis(zero, axis, weight.ndim), grid.least, grid.most).astype(np.int8)
+    return QuantizedWeight(values, scale, axis, zero)
 
 
 def round_blocks(weight: np.ndarray, axis: int, block: int, bits: int) -> BlockedWeight:

@@ -10,21 +10,40 @@ from dataclasses import asdict, dataclass
 from quantsieve.errors import UsageError
 
 AUTO = "auto"
-WEIGHT_TYPES = ("s8", "u8")
+WEIGHT_TYPES = ("s8", "u8", "s7")
 ACTIVATION_TYPES = ("u8", "s8")
 SYMMETRIC = "-symmetric"  # ends the name of an activation format whose zero point is the middle of its type
 _INTEGERS = {"u8": "uint8", "s8": "int8"}
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """The integers that a weight may become, as signed ones; stored unsigned they are 128 more.
+
+    is_symmetric: whether the zero point is 0; otherwise the grid spans the range of the weights, zero included.
+    """
+
+    least: int = -127  # symmetric s8 is without -128, so that u8 with zero point 128 holds the same numbers
+    most: int = 127
+    is_symmetric: bool = True
+
+
+SYMMETRIC_8 = Grid()
+# As onnxruntime's reduce_range: two products with the largest activation, 2 * 255 * 64, fit 16 signed bits.
+SYMMETRIC_7 = Grid(-64, 64)
+
+
+@dataclass(frozen=True, slots=True)
 class Formats:
-    """weight_type: 's8', 'u8', or 'auto': what the target multiplies exactly; both hold the same numbers.
-    activation_type: of 8-bit activations, 'u8' or 's8'. symmetric_activations: whether their zero point is the middle
-    of the type for every tensor. Raises UsageError for other names."""
+    """weight_type: 's8', 'u8', which hold the same numbers, 's7', which are s8 of half the range, or 'auto': s8 or u8,
+    what the target multiplies exactly. activation_type: of 8-bit activations, 'u8' or 's8'. symmetric_activations:
+    whether their zero point is the middle of the type for every tensor. asymmetric_weights: whether weights have the
+    zero point that their range asks for. Raises UsageError for other names."""
 
     weight_type: str = AUTO
     activation_type: str = "u8"
     symmetric_activations: bool = False
+    asymmetric_weights: bool = False
 
     def __post_init__(self) -> None:
         _check("a weight type", self.weight_type, (AUTO, *WEIGHT_TYPES))
@@ -35,10 +54,23 @@ class Formats:
         """The format of 8-bit activations, as `Scheme.activation` has it."""
         return _INTEGERS[self.activation_type] + (SYMMETRIC if self.symmetric_activations else "")
 
+    @property
+    def products(self) -> Grid:
+        """Of symmetric weights that are multiplied as integers."""
+        return SYMMETRIC_7 if self.weight_type == "s7" else SYMMETRIC_8
+
+    @property
+    def weights(self) -> Grid:
+        """Of the weights of static int8."""
+        if not self.asymmetric_weights:
+            return self.products
+        return Grid(-64, 63, False) if self.weight_type == "s7" else Grid(-128, 127, False)
+
     def numbers(self) -> Mapping[str, object]:
         """What decides numbers and is not as in standard formats; what a content key holds of them."""
         changed = self.document()
-        del changed["weight_type"]
+        if self.weight_type != "s7":
+            del changed["weight_type"]
         return changed
 
     def document(self) -> dict[str, object]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from quantsieve.model.units import Layer
 from quantsieve.schemes._affine import QuantizedLayer, quantize_layer
-from quantsieve.schemes._formats import STANDARD, Formats
+from quantsieve.schemes._formats import STANDARD, Formats, Grid
 
 
 class Scheme(Protocol):
@@ -55,6 +55,11 @@ class StaticInt8:
     def activation(self) -> str | None:
         return self.formats.activation
 
+    @property
+    def grid(self) -> Grid:
+        """Of the weights."""
+        return self.formats.weights
+
     def under(self, formats: Formats) -> Self:
         return replace(self, formats=formats)
 
@@ -76,7 +81,7 @@ class StaticInt8:
         self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None, input_scale: np.float32 | None
     ) -> QuantizedLayer:
         assert input_scale is not None
-        return quantize_layer(weight, bias, self.scale_axis(layer), input_scale)
+        return quantize_layer(weight, bias, self.scale_axis(layer), input_scale, self.grid)
 
 
 def by_name(schemes: tuple[Scheme, ...]) -> Mapping[str, Scheme]:

@@ -1,26 +1,33 @@
 """What schemes share that round weights and leave the bias float."""
 
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
 
 from quantsieve.model.units import Layer
 from quantsieve.schemes._affine import QuantizedLayer, round_weight, weight_scale
-from quantsieve.schemes._formats import Formats
+from quantsieve.schemes._formats import SYMMETRIC_8, Formats, Grid
 
 PRODUCTS = ("MatMul", "Gemm")
 
 
+@dataclass(frozen=True, slots=True)
 class FloatBias:
-    """int8 weights with one scale an output channel. A subclass says what it takes; Scheme has the rest."""
+    """int8 weights with one scale an output channel. A subclass says what it takes; Scheme has the rest.
+
+    grid: of the weights; of a width of its own only where they are multiplied as integers.
+    """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
     min_opset: ClassVar[int] = 1
     takes_all: ClassVar[bool] = False  # layers with weights, not PRODUCTS alone
 
+    grid: Grid = SYMMETRIC_8
+
     def under(self, formats: Formats) -> Self:
-        return self  # its integers are its own
+        return self  # nothing multiplies its integers
 
     def refusal(self, layer: Layer, opset: int) -> str | None:
         if layer.refusal is not None:
@@ -40,4 +47,5 @@ class FloatBias:
         self, layer: Layer, weight: np.ndarray, bias: np.ndarray | None, input_scale: np.float32 | None
     ) -> QuantizedLayer:
         axis = self.scale_axis(layer)
-        return QuantizedLayer(round_weight(weight, weight_scale(weight, axis), axis), bias)
+        scale = weight_scale(weight, axis, self.grid)
+        return QuantizedLayer(round_weight(weight, scale, axis, self.grid), bias)

@@ -7,6 +7,7 @@ them, and for layers whose activations 8 bits do not hold.
 from typing import ClassVar
 
 from quantsieve.model.units import Layer
+from quantsieve.schemes._formats import SYMMETRIC_8, Grid
 from quantsieve.schemes._static import StaticInt8
 
 
@@ -20,6 +21,10 @@ class A16W8(StaticInt8):
     @property
     def activation(self) -> str | None:
         return "uint16"
+
+    @property
+    def grid(self) -> Grid:
+        return SYMMETRIC_8
 
     def refusal(self, layer: Layer, opset: int) -> str | None:
         if layer.weight is None:

@@ -5,9 +5,11 @@ samples of a run together; what it makes stays float, as does its bias. No calib
 any length fit. Only MatMul and Gemm: onnxruntime has no fast dynamic convolution.
 """
 
-from typing import ClassVar
+from dataclasses import replace
+from typing import ClassVar, Self
 
 from quantsieve.model.execute import DYNAMIC
+from quantsieve.schemes._formats import Formats
 from quantsieve.schemes._weights import FloatBias
 
 
@@ -17,6 +19,9 @@ class Dynamic8(FloatBias):
     runs_as: ClassVar[frozenset[str]] = frozenset({"int8"})
     description: ClassVar[str] = "int8 MatMul and Gemm, activations rounded in the range of each run"
     min_opset: ClassVar[int] = 11
+
+    def under(self, formats: Formats) -> Self:
+        return replace(self, grid=formats.products)
 
 
 SCHEME = Dynamic8()
