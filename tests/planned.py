@@ -245,6 +245,18 @@ def single_product(product: str, weight: float = 1.0, bias: float = 0.2) -> Kit:
     return kit_of(model, {"x": np.random.default_rng(7).normal(size=(16, 16)).astype(np.float32)})
 
 
+def two_products() -> Kit:
+    """MatMul+Relu and MatMul, on [batch, 6, 16]."""
+    c = _Constants(10)
+    nodes = [
+        node("MatMul", ["x", c.weights("w1", 16, 16, channels=1)], ["m1"], "up"),
+        node("Relu", ["m1"], ["r1"], "up_relu"),
+        node("MatMul", ["r1", c.weights("w2", 16, 3, channels=1)], ["y"], "down"),
+    ]
+    model = _model(nodes, c, [6, 16], {"y": ["batch", 6, 3]})
+    return kit_of(model, {"x": np.random.default_rng(11).normal(size=(16, 6, 16)).astype(np.float32)})
+
+
 def fragile() -> Kit:
     """Conv+Relu, a Conv+Relu with weights near 1e-6 and biases near 5, Conv."""
     c = _Constants(8)

@@ -24,6 +24,7 @@ LINE = (
     ("sensitivity",),
     ("search",),
     ("writing",),
+    ("operators",),
     ("readback",),
     ("evaluation",),
     ("front",),

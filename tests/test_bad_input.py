@@ -388,6 +388,8 @@ def test_wrong_usage_ends_with_2(refused, small_model, small_data, tmp_path, opt
         {"data": True, "limit_s": 0.0},
         {"data": True, "seed": -1},
         {"data": True, "weight_type": "s9"},
+        {"data": True, "activation_type": "s7"},
+        {"data": True, "file_format": "onnx"},
     ],
     ids=str,
 )

@@ -338,7 +338,8 @@ def test_tune_hands_every_option_on(door, tmp_path):
          "--max-drop", "0.02", "--confident", "--seed", "7", "--threads", "2", "--workers", "3",
          "--timeout", "5m", "--max-trials", "9", "--limit", "90s", "--memory-limit", "1.5G",
          "--weight-type", "u8", "--activation-type", "s8", "--symmetric-activations",
-             "--asymmetric-weights",
+             "--asymmetric-weights", "--format", "qoperator",
+             "--asymmetric-weights", "--format", "qoperator",
              "--no-bias-correction", "--samples", "16", "--max-samples", "500",
          "--quiet"]
     ) == 1  # fmt: skip
@@ -372,6 +373,7 @@ def test_tune_hands_every_option_on(door, tmp_path):
         "activation_type": "s8",
         "symmetric_activations": True,
         "asymmetric_weights": True,
+        "file_format": "qoperator",
         "bias_correction": False,
         "samples": 16,
         "screen": "auto",

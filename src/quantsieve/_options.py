@@ -166,6 +166,7 @@ class Writing:
     activation_type: str
     symmetric_activations: bool
     asymmetric_weights: bool
+    file_format: str
     bias_correction: bool
 
 
@@ -318,6 +319,13 @@ writing_options = _group(
             "--asymmetric-weights",
             is_flag=True,
             help="Zero points of static int8 weights as their ranges ask for.",
+        ),
+        click.option(
+            "--format",
+            "file_format",
+            type=click.Choice(["qdq", "qoperator"]),
+            default="qdq",
+            help="Q/DQ pairs around float operators, or integer operators where onnxruntime has them.",
         ),
         click.option(
             "--bias-correction/--no-bias-correction",

@@ -17,6 +17,7 @@ _INTEGERS = (
     onnx.TensorProto.INT4, onnx.TensorProto.UINT4, onnx.TensorProto.INT8, onnx.TensorProto.UINT8,
     onnx.TensorProto.INT16, onnx.TensorProto.UINT16,
 )  # fmt: skip
+_FOURTH = ("QLinearConv", "QLinearMatMul", "QGemm")  # whose weight is the fourth input
 _BETWEEN = ("DequantizeLinear", "Cast", "Mul")  # what the writer puts between integers and who reads them
 
 
@@ -80,7 +81,7 @@ class _File:
         node = self.nodes.get(layer.nodes[0])
         if node is None:
             return f"no {layer.op_type} of the name {layer.nodes[0]}"
-        weight = node.input[0 if layer.is_lookup else 1]
+        weight = node.input[0 if layer.is_lookup else 3 if node.op_type in _FOURTH else 1]
         return None if self._is_made_of_integers(weight) else f"its weight as {weight!r}"
 
     def _is_made_of_integers(self, name: str) -> bool:

@@ -93,6 +93,7 @@ def tune(
     activation_type: str = "u8",
     symmetric_activations: bool = False,
     asymmetric_weights: bool = False,
+    file_format: str = "qdq",
     bias_correction: bool = True,
     samples: int = 32,
     screen: str = "auto",
@@ -119,7 +120,7 @@ def tune(
     open_model(Path(model))
     kept = kept_layers(scan, Path(model))
     ranges = ranges_of(calibration_method, percentile)
-    formats = Formats(weight_type, activation_type, symmetric_activations, asymmetric_weights)
+    formats = Formats(weight_type, activation_type, symmetric_activations, asymmetric_weights, file_format)
     settings = Settings(
         tuple(schemes), task_name(metric), seed, threads, formats, bias_correction, samples, max_samples, kept,
         screen, *ranges, selection,

@@ -47,6 +47,7 @@ def scan(
     activation_type: str = "u8",
     symmetric_activations: bool = False,
     asymmetric_weights: bool = False,
+    file_format: str = "qdq",
     bias_correction: bool = True,
     mode: str = "alone",
     metric: str | Metric | Task = DEFAULT,
@@ -92,7 +93,7 @@ def scan(
     if count is None:
         count = 32 if mode == "rescue" else LOOKS[-1]
     ranges = ranges_of(calibration_method, percentile)
-    formats = Formats(weight_type, activation_type, symmetric_activations, asymmetric_weights)
+    formats = Formats(weight_type, activation_type, symmetric_activations, asymmetric_weights, file_format)
     settings = Settings(
         tuple(schemes), None, seed, 1, formats, bias_correction, count, None, (), screen, *ranges, selection
     )

@@ -124,7 +124,7 @@ class Line:
         """What a key holds of the schemes; of their formats nothing where they are the standard ones."""
         formats = self.settings.formats.numbers()
         versions = {scheme.name: scheme.version for scheme in self.schemes}
-        return {"schemes": versions, **({"formats": dict(formats)} if formats else {})}
+        return {"schemes": versions, **({"formats": formats} if formats else {})}
 
     @cached_property
     def model_key(self) -> str:

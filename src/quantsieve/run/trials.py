@@ -21,10 +21,12 @@ from quantsieve.errors import UnsupportedModel
 from quantsieve.evaluation import Exam, Failed, Measured, Outcome, Reference
 from quantsieve.model.units import Layer
 from quantsieve.model.walks import Walks
+from quantsieve.operators import as_operators
 from quantsieve.plan import BIAS, Plan
 from quantsieve.readback import check_written
 from quantsieve.run.keys import array_key, content_key, file_key
 from quantsieve.run.line import Line
+from quantsieve.schemes._formats import QOPERATOR
 from quantsieve.sensitivity.suffix import error_vectors, float_outputs
 from quantsieve.simulate import Simulation
 from quantsieve.targets.audit import audit_layers
@@ -107,14 +109,16 @@ class Trials:
         if self.line.settings.formats.weight_type != "auto":
             return self.line.settings.formats.weight_type
         found = self.saturation
-        return "u8" if found is not None and found.saturates and not found.u8_saturates else "s8"
+        is_unsigned = found is not None and found.saturates and not found.u8_saturates
+        return "u8" if is_unsigned and self.line.settings.formats.takes_unsigned else "s8"
 
     def drift_reason(self) -> str:
         """Why a file may do something else than its simulation here."""
         found = self.saturation
         if self.weight_type == "s8" and found is not None and found.saturates:
-            todo = f": use --weight-type {'s7' if found.u8_saturates else 'u8'}"
-            return f"signed weights saturate in this processor's integer kernels{todo}"
+            is_unsigned = not found.u8_saturates and self.line.settings.formats.takes_unsigned
+            todo = f"use --weight-type {'u8' if is_unsigned else 's7'}"
+            return f"signed weights saturate in this processor's integer kernels: {todo}"
         return "integer kernels here compute something else than the fake-quantized simulation"
 
     @cached_property
@@ -201,9 +205,10 @@ class Trials:
     def build(self, plan: Plan) -> Built:
         """The plan as a file in the run folder, and its simulation on the scan samples."""
         line = self.line
-        weight_type = self.weight_type if plan.quantized() else None
-        formats = line.settings.formats.numbers() if plan.quantized() else {}
-        settings = {"plan": dict(plan.schemes), "repairs": list(plan.repairs), "weights": weight_type, **formats}
+        formats: dict[str, object] = {"weights": None}
+        if plan.quantized():
+            formats = {"weights": self.weight_type, **line.settings.formats.changed()}
+        settings = {"plan": dict(plan.schemes), "repairs": list(plan.repairs), **formats}
         versions = {"quantize": writing.VERSION, "repair": repair.VERSION}
         inputs = [line.prepared_key]
         if plan.quantized():
@@ -221,7 +226,10 @@ class Trials:
             simulated = self._simulate(Simulation(line.executor, parts, plan))
         else:
             simulated = np.zeros(0)
-        content = writing.write_plan(parts, plan).SerializeToString()
+        model = writing.write_plan(parts, plan)
+        if line.settings.formats.file_format == QOPERATOR:
+            model = as_operators(model)
+        content = model.SerializeToString()
         if line.selected.kept:
             written = onnx.ModelProto.FromString(content)
             check_written(written.graph, line.graph, line.structure, plan, line.selected.kept)

@@ -1,0 +1,137 @@
+"""QOperator files: integer operators in place of Q/DQ pairs, with the numbers of the simulation."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import planned
+from planned import Kit, gap
+from quantsieve.operators import as_operators
+from quantsieve.plan import Plan, full_plan
+from quantsieve.schemes import names
+from quantsieve.schemes._formats import Formats
+from quantsieve.simulate import Simulation
+from quantsieve.targets.audit import audit_layers
+from quantsieve.targets.ort import OrtCpu
+from quantsieve.writing import write_plan
+
+FORMATS = {
+    "u8": Formats(),
+    "s8": Formats(activation_type="s8"),
+    "s8-symmetric": Formats(activation_type="s8", symmetric_activations=True),
+    "u8-symmetric": Formats(symmetric_activations=True),
+    "asymmetric": Formats(asymmetric_weights=True),
+}
+every_format = pytest.mark.parametrize("formats", FORMATS)
+
+
+@cache
+def kit_in(name: str, formats: str) -> Kit:
+    return planned.KITS[name]().under(FORMATS[formats])
+
+
+@cache
+def exact_type() -> str:
+    return planned.exact_weight_type()
+
+
+def save(folder: Path, kit: Kit, plan: Plan) -> Path:
+    path = folder / "operators.onnx"
+    onnx.save(as_operators(write_plan(kit.parts(exact_type()), plan)), path)
+    return path
+
+
+def kinds(path: Path) -> set[str]:
+    return {node.op_type for node in onnx.load(path).graph.node}
+
+
+@pytest.mark.parametrize("name", planned.KITS)
+@every_format
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plan_does_what_is_simulated_at_every_level(tmp_path: Path, name: str, formats: str, seed: int) -> None:
+    kit = kit_in(name, formats)
+    plan = kit.random_plan(seed, among=names()) if seed else full_plan(kit.options, "int8-channel")
+    path = save(tmp_path, kit, plan)
+    onnx.checker.check_model(path)
+    simulated = Simulation(kit.executor, kit.parts(), plan).run(kit.feeds)
+    wanted = {out.name: simulated[out.name].numpy().copy() for out in kit.graph.outputs}
+    for level in planned.LEVELS:
+        # Integer kernels round a sum or a mean of integers by up to a step otherwise, which layers behind pass on.
+        assert gap(planned.run_file(path, kit.feeds, level), wanted) <= 2, level
+
+
+@pytest.mark.parametrize("name", planned.KITS)
+@every_format
+def test_every_layer_is_an_integer_operator_at_every_level(tmp_path: Path, name: str, formats: str) -> None:
+    """Signed activations around branches too, which Q/DQ pairs leave float on x86-64."""
+    kit = kit_in(name, formats)
+    path = save(tmp_path, kit, kit.plan())
+    layers = {x.name: x.nodes[:1] for x in kit.structure.quantizable}
+    for level in ("off", "all"):
+        assert set(audit_layers(OrtCpu(optimization=level).audit(path), layers).values()) == {"int8"}
+
+
+def test_operators_are_those_that_onnxruntime_has(tmp_path: Path) -> None:
+    kit = kit_in("convolutions", "u8")
+    assert kinds(save(tmp_path, kit, kit.plan())) == {
+        "QuantizeLinear", "QLinearConv", "QLinearAdd", "MaxPool", "QLinearConcat", "QLinearGlobalAveragePool",
+        "Flatten", "QGemm", "DequantizeLinear",
+    }  # fmt: skip
+    kit = kit_in("tokens", "u8")
+    assert {"MatMulIntegerToFloat", "QLinearSigmoid"} <= kinds(save(tmp_path, kit, kit.plan()))
+    kit = planned.two_products()
+    path = save(tmp_path, kit, kit.plan())
+    assert kinds(path) == {"QuantizeLinear", "QLinearMatMul", "MatMulIntegerToFloat"}
+    simulated = Simulation(kit.executor, kit.parts(), kit.plan()).run(kit.feeds)["y"].numpy().copy()
+    assert gap(planned.run_file(path, kit.feeds, "off"), {"y": simulated}) <= 1
+
+
+def test_a_float_plan_and_16_bit_pairs_and_weights_alone_stay_as_they_are(tmp_path: Path) -> None:
+    kit = kit_in("convolutions", "u8")
+    for plan in (Plan({}), full_plan(kit.options, "a16w8"), full_plan(kit.options, "w8")):
+        model = write_plan(kit.parts(), plan)
+        assert as_operators(model).SerializeToString() == model.SerializeToString()
+
+
+def test_the_model_that_it_is_made_of_is_not_touched() -> None:
+    kit = kit_in("convolutions", "u8")
+    model = write_plan(kit.parts(), kit.plan())
+    before = model.SerializeToString()
+    as_operators(model)
+    assert model.SerializeToString() == before
+
+
+@pytest.mark.parametrize(("limit", "is_absorbed"), [(6.0, False), (25.5, True), (100.0, True)])
+def test_a_clip_goes_only_where_saturation_does_its_work(tmp_path: Path, limit: float, is_absorbed: bool) -> None:
+    """The pair behind it reaches to 255 * 0.1 = 25.5."""
+    node, tensor = onnx.helper.make_node, onnx.numpy_helper.from_array
+    constants = {
+        "s": np.float32(0.1), "z": np.uint8(0), "w": np.full((1, 1, 1, 1), 100, np.int8), "wz": np.int8(0),
+        "low": np.float32(0), "high": np.float32(limit),
+    }  # fmt: skip
+    nodes = [
+        node("QuantizeLinear", ["x", "s", "z"], ["q"], "q"),
+        node("DequantizeLinear", ["q", "s", "z"], ["d"], "d"),
+        node("DequantizeLinear", ["w", "s", "wz"], ["wd"], "wd"),
+        node("Conv", ["d", "wd"], ["c"], "conv"),
+        node("Clip", ["c", "low", "high"], ["r"], "clip"),
+        node("QuantizeLinear", ["r", "s", "z"], ["rq"], "rq"),
+        node("DequantizeLinear", ["rq", "s", "z"], ["y"], "y"),
+    ]
+    shape = [1, 1, 1, 50]
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        nodes, "clipped", [value("x", 1, shape)], [value("y", 1, shape)],
+        [tensor(np.asarray(array), name) for name, array in constants.items()],
+    )  # fmt: skip
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(model, tmp_path / "pairs.onnx")
+    onnx.save(as_operators(model), tmp_path / "operators.onnx")
+    assert ("Clip" not in kinds(tmp_path / "operators.onnx")) == is_absorbed
+    feeds = {"x": np.linspace(-1, 5, 50, dtype=np.float32).reshape(shape)}
+    wanted = planned.run_file(tmp_path / "pairs.onnx", feeds, "off")["y"]
+    assert wanted.max() == pytest.approx(min(limit, 25.5))
+    np.testing.assert_array_equal(planned.run_file(tmp_path / "operators.onnx", feeds, "off")["y"], wanted)
