@@ -7,7 +7,7 @@ in front of the QuantizeLinear goes where saturation does its work. What has no 
 pairs, ConvTranspose, float layers. Layout operators between equal pairs work on the integers.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,12 +26,12 @@ _LAYOUT = {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity"
 _POOL_OPSET = _CLIP_OPSET = 12  # from which MaxPool and Clip take 8-bit integers
 
 
-def as_operators(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A new model; `model` is not touched."""
+def as_operators(model: onnx.ModelProto, floats: Collection[str] = ()) -> onnx.ModelProto:
+    """A new model; `model` is not touched. floats: names of nodes that stay float operators, as their layers do."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     opset = next(entry.version for entry in made.opset_import if entry.domain in ("", "ai.onnx"))
-    _Rewriter(made.graph, opset).rewrite()
+    _Rewriter(made.graph, opset).rewrite(floats)
     used = {node.domain for node in made.graph.node}
     if MICROSOFT in used and all(entry.domain != MICROSOFT for entry in made.opset_import):
         made.opset_import.add(domain=MICROSOFT, version=1)
@@ -71,9 +71,9 @@ class _Rewriter:
         self.gone: set[str] = set()
         self.limits: dict[str, str] = {}  # names of constants by what they are
 
-    def rewrite(self) -> None:
+    def rewrite(self, floats: Collection[str]) -> None:
         for node in self.graph.node:
-            if node.domain == "":
+            if node.domain == "" and node.name not in floats:
                 self._try(node)
         nodes = [self.made.get(node.name, node) for node in self.graph.node if node.name not in self.gone]
         nodes = _without_dead(nodes, self.outputs)

@@ -116,9 +116,9 @@ class Trials:
         """Why a file may do something else than its simulation here."""
         found = self.saturation
         if self.weight_type == "s8" and found is not None and found.saturates:
-            is_unsigned = not found.u8_saturates and self.line.settings.formats.takes_unsigned
-            todo = f"use --weight-type {'u8' if is_unsigned else 's7'}"
-            return f"signed weights saturate in this processor's integer kernels: {todo}"
+            kind = "u8" if self.line.settings.formats.takes_unsigned else "s7"
+            todo = "" if found.u8_saturates else f": use --weight-type {kind}"
+            return f"signed weights saturate in this processor's integer kernels{todo}"
         return "integer kernels here compute something else than the fake-quantized simulation"
 
     @cached_property
@@ -228,7 +228,8 @@ class Trials:
             simulated = np.zeros(0)
         model = writing.write_plan(parts, plan)
         if line.settings.formats.file_format == QOPERATOR:
-            model = as_operators(model)
+            floats = [x for x in line.structure.layers if not plan.is_quantized(x.name)]
+            model = as_operators(model, {name for layer in floats for name in layer.nodes})
         content = model.SerializeToString()
         if line.selected.kept:
             written = onnx.ModelProto.FromString(content)
@@ -296,7 +297,9 @@ class Trials:
                 audit = self.target.audit(self.store.root / built.path)
             except TargetFailure as failure:
                 return Ran({}, failure.reason)
-            return Ran({name: str(found) for name, found in audit_layers(audit, layers).items()}, None)
+            there = dict(audit.ran)  # an integer operator stands for a Relu as well
+            found = audit_layers(audit, {layer: [x for x in nodes if x in there] for layer, nodes in layers.items()})
+            return Ran({layer: str(precision) for layer, precision in found.items()}, None)
 
         return self.line.fact("audit", key, Ran, compute, lambda ran: ran.reason is None)
 
