@@ -97,13 +97,13 @@ def test_a_float_plan_and_16_bit_pairs_and_weights_alone_stay_as_they_are(tmp_pa
 
 
 def test_layers_that_the_plan_leaves_float_stay_float_operators() -> None:
-    """An Add between pairs, as a float layer has among quantized ones."""
+    """A Concat between pairs, as a float layer has them among quantized ones."""
     kit = kit_in("convolutions", "u8")
-    plan = kit.plan(*(name for name in kit.options.schemes if name != "residual"))
+    plan = kit.plan(*(name for name in kit.options.schemes if name != "join"))
     model = write_plan(kit.parts(), plan)
-    for floats, kind in (((), "QLinearAdd"), (("residual",), "Add")):
+    for floats, kind in (((), "QLinearConcat"), (("join",), "Concat")):
         nodes = {node.name: node.op_type for node in as_operators(model, floats).graph.node}
-        assert nodes["residual"] == kind
+        assert nodes["join"] == kind
 
 
 def test_the_model_that_it_is_made_of_is_not_touched() -> None:

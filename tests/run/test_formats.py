@@ -1,4 +1,4 @@
-"""Number formats through the doors: what was asked for is in the files, in the run folder's settings and in its keys."""
+"""Number formats through the doors: what was asked for is in the files, the run folder's settings and its keys."""
 
 from pathlib import Path
 
