@@ -13,7 +13,7 @@ of the model, on kws_dscnn twice the squared error. Whether a plan gains is for 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,16 +75,14 @@ def _watched(executor: Executor, joints: Sequence[Joint]) -> dict[str, int]:
     return axes
 
 
-def find_scales(
-    graph: Graph, structure: Structure, joints: Sequence[Joint], moments: Moments
-) -> dict[str, np.ndarray]:
+def find_scales(graph: Graph, structure: Structure, joints: Sequence[Joint], moments: Moments) -> dict[str, np.ndarray]:
     """By name of the maker, float32 (channels,): powers of two; joints that would gain too little are left out."""
     layers = _find_layers(graph, structure, joints, moments)
     for joint in reversed(joints):  # gains grow from the outputs back
         layers[joint.maker.layer].gains = _gains(joint, layers)
     for _ in range(SWEEPS):
-        for joint in joints:
-            _choose(joint, layers, moments)
+        if not sum(_choose(joint, layers, moments) for joint in joints):
+            break
     for joint in joints:
         chosen, ones = layers[joint.maker.layer].made, np.ones(joint.num_channels)
         costs = _Costs(joint, layers, moments)
@@ -95,26 +93,34 @@ def find_scales(
 
 
 def equalized(model: ir.Model, joints: Sequence[Joint], scales: Mapping[str, np.ndarray]) -> ir.Model:
-    """A copy of the model, its channels scaled."""
+    """A copy of the model, its channels scaled. scales: by name of the maker, see `find_scales`."""
     model = aside.copied(model)
-    values = model.graph.initializers
-
-    def change(name: str, work: Callable[[np.ndarray], np.ndarray]) -> None:
-        tensor = values[name].const_value
-        assert tensor is not None
-        values[name].const_value = ir.tensor(work(np.asarray(tensor.numpy())), name=name)
-
+    constants = _Constants(model)
     for joint in joints:
         own = scales.get(joint.maker.layer)
         if own is None:
             continue
-        made, read = own, 1 / own
-        change(joint.maker.weight, lambda array: joint.maker.form.scaled(array, made, None))
+        constants[joint.maker.weight] = joint.maker.form.scaled(constants[joint.maker.weight], own, None)
         for bias in joint.maker.biases:
-            change(bias, lambda array: array * made)
+            constants[bias] = constants[bias] * own
         for reader in joint.readers:
-            change(reader.weight, lambda array: reader.form.scaled(array, None, read))
+            constants[reader.weight] = reader.form.scaled(constants[reader.weight], None, 1 / own)
     return model
+
+
+class _Constants:
+    """The initializers of a model as arrays."""
+
+    def __init__(self, model: ir.Model):
+        self._values = model.graph.initializers
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        tensor = self._values[name].const_value
+        assert tensor is not None
+        return np.asarray(tensor.numpy())
+
+    def __setitem__(self, name: str, array: np.ndarray) -> None:
+        self._values[name].const_value = ir.tensor(array, name=name)
 
 
 @dataclass(slots=True)
@@ -133,9 +139,7 @@ class _Layer:
         return values.reshape(self.peaks.shape[0], -1)
 
 
-def _find_layers(
-    graph: Graph, structure: Structure, joints: Sequence[Joint], moments: Moments
-) -> dict[str, _Layer]:
+def _find_layers(graph: Graph, structure: Structure, joints: Sequence[Joint], moments: Moments) -> dict[str, _Layer]:
     sides = {joint.maker.layer: joint.maker for joint in joints}
     sides |= {reader.layer: reader for joint in joints for reader in joint.readers}
     found = {}
@@ -212,8 +216,8 @@ class _Costs:
         return math.log(total) + 1e-3 * float(np.square(logs).mean()), slope / total + 2e-3 * logs / len(logs)
 
 
-def _choose(joint: Joint, layers: Mapping[str, _Layer], moments: Moments) -> None:
-    """The best scales of one joint, those of all others as they are."""
+def _choose(joint: Joint, layers: Mapping[str, _Layer], moments: Moments) -> bool:
+    """Whether the joint got better scales, those of all others as they are."""
     costs = _Costs(joint, layers, moments)
     limit = MOST * math.log(2)
     upper = np.full(joint.num_channels, limit)
@@ -228,7 +232,9 @@ def _choose(joint: Joint, layers: Mapping[str, _Layer], moments: Moments) -> Non
     for shift in np.arange(8) / 8:  # a common factor changes nothing but how they round
         powers = np.floor(np.minimum(found.x / math.log(2) + shift, upper / math.log(2)))
         candidates.append(np.exp2(np.where(is_pinned, 0.0, powers)))
-    _set(joint, layers, min(candidates, key=costs.exact))
+    best = min(candidates, key=costs.exact)  # the first of equal ones
+    _set(joint, layers, best)
+    return best is not candidates[0]
 
 
 def _set(joint: Joint, layers: Mapping[str, _Layer], scales: np.ndarray) -> None:

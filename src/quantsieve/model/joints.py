@@ -2,8 +2,8 @@
 
 What a layer makes in channel c may be multiplied by any s > 0 if all who read it divide their weights for c by s, as
 long as what lies between is positively homogeneous, f(s x) = s f(x), and keeps channels apart: Relu, LeakyRelu, PRelu,
-pools, and Clip(0, c) as far as no value comes near c. An Add, a Concat, an output of the graph, or weights that are used
-twice end a joint. Nothing is decided here.
+pools, and Clip(0, c) as far as no value comes near c. An Add, a Concat, an output of the graph, or weights that are
+used twice end a joint. Nothing is decided here.
 """
 
 import math
@@ -36,8 +36,8 @@ class Form:
         return np.ascontiguousarray(ordered).reshape(self.groups, outputs, self.inputs, -1)
 
     def scaled(self, array: np.ndarray, made: np.ndarray | None, read: np.ndarray | None) -> np.ndarray:
-        """The weight with what it makes in channel o times made[o] and what it reads from i times read[i]; () or None:
-        as they are. float32, in the shape of `array`."""
+        """The weight with what it makes in channel o times made[o], and what it reads from channel i times read[i];
+        None leaves them. Shape and type of `array`."""
         wide = self.wide(array)
         if made is not None:
             wide = wide * made.astype(array.dtype).reshape(self.groups, -1, 1, 1)
