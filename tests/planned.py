@@ -262,6 +262,21 @@ def two_products() -> Kit:
     return kit_of(model, {"x": np.random.default_rng(11).normal(size=(16, 6, 16)).astype(np.float32)})
 
 
+def at_opset(opset: int) -> Kit:
+    """Conv+Relu, pool and Gemm; `prepare` lifts an opset below 13 where it can."""
+    c = _Constants(12)
+    nodes = [
+        node("Conv", ["x", c.weights("w1", 4, 3, 3, 3), c.bias("b1", 4)], ["c1"], "conv", pads=[1, 1, 1, 1]),
+        node("Relu", ["c1"], ["r1"], "relu"),
+        node("GlobalAveragePool", ["r1"], ["p"], "pool"),
+        node("Flatten", ["p"], ["f"], "flatten"),
+        node("Gemm", ["f", c.weights("w2", 4, 5, channels=1), c.bias("b2", 5)], ["y"], "gemm"),
+    ]
+    model = _model(nodes, c, [3, 8, 8], {"y": ["batch", 5]})
+    model.opset_import[0].version = opset
+    return kit_of(model, {"x": np.random.default_rng(13).normal(size=(16, 3, 8, 8)).astype(np.float32)})
+
+
 def fragile() -> Kit:
     """Conv+Relu, a Conv+Relu with weights near 1e-6 and biases near 5, Conv."""
     c = _Constants(8)
