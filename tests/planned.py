@@ -15,10 +15,12 @@ from quantsieve.model.execute import Executor
 from quantsieve.model.graph import Graph
 from quantsieve.model.prepare import prepare
 from quantsieve.model.units import Structure, find_structure
+from quantsieve.operators import as_operators
 from quantsieve.plan import Options, Plan, find_options, place
 from quantsieve.schemes import FLOAT, Scheme, discover
 from quantsieve.schemes._formats import Formats
 from quantsieve.schemes._static import by_name
+from quantsieve.sizes import operator_costs
 from quantsieve.targets.ort import OrtCpu
 from quantsieve.weights import NO_CORRECTIONS, Ingredients
 from quantsieve.writing import FLOAT_PLAN, count_bytes, write_plan
@@ -110,14 +112,17 @@ def gap(found: Feeds, wanted: Feeds) -> float:
     return max(float(np.abs(found[n] - a).max()) / (float(np.ptp(a)) / 255) for n, a in wanted.items())
 
 
-def bytes_changed(kit: Kit, plan: Plan) -> tuple[int, int]:
+def bytes_changed(kit: Kit, plan: Plan, is_operators: bool = False) -> tuple[int, int]:
     """(predicted, found) change of the file's bytes by the plan."""
     parts = kit.parts()
     empty = write_plan(parts, FLOAT_PLAN).ByteSize()
     costs = count_bytes(parts, kit.options, empty)
+    written = write_plan(parts, plan)
+    if is_operators:
+        costs, written = operator_costs(parts, kit.options, costs), as_operators(written)
     layers = sum(costs.layer_bytes[name][chosen] for name, chosen in plan.schemes.items() if chosen != FLOAT)
     rounded = place(kit.graph, kit.structure, plan, parts.schemes).rounded
-    return layers + sum(costs.tensor_bytes[pair] for pair in rounded), write_plan(parts, plan).ByteSize() - empty
+    return layers + sum(costs.tensor_bytes[pair] for pair in rounded), written.ByteSize() - empty
 
 
 def exact_weight_type() -> str:
@@ -255,6 +260,21 @@ def two_products() -> Kit:
     ]
     model = _model(nodes, c, [6, 16], {"y": ["batch", 6, 3]})
     return kit_of(model, {"x": np.random.default_rng(11).normal(size=(16, 6, 16)).astype(np.float32)})
+
+
+def at_opset(opset: int) -> Kit:
+    """Conv+Relu, pool and Gemm; `prepare` lifts an opset below 13 where it can."""
+    c = _Constants(12)
+    nodes = [
+        node("Conv", ["x", c.weights("w1", 4, 3, 3, 3), c.bias("b1", 4)], ["c1"], "conv", pads=[1, 1, 1, 1]),
+        node("Relu", ["c1"], ["r1"], "relu"),
+        node("GlobalAveragePool", ["r1"], ["p"], "pool"),
+        node("Flatten", ["p"], ["f"], "flatten"),
+        node("Gemm", ["f", c.weights("w2", 4, 5, channels=1), c.bias("b2", 5)], ["y"], "gemm"),
+    ]
+    model = _model(nodes, c, [3, 8, 8], {"y": ["batch", 5]})
+    model.opset_import[0].version = opset
+    return kit_of(model, {"x": np.random.default_rng(13).normal(size=(16, 3, 8, 8)).astype(np.float32)})
 
 
 def fragile() -> Kit:

@@ -25,6 +25,7 @@ LINE = (
     ("search",),
     ("writing",),
     ("operators",),
+    ("sizes",),
     ("readback",),
     ("evaluation",),
     ("front",),

@@ -106,6 +106,15 @@ def test_layers_that_the_plan_leaves_float_stay_float_operators() -> None:
         assert nodes["join"] == kind
 
 
+@every_format
+@pytest.mark.parametrize("seed", range(4))
+def test_predicted_bytes_are_those_of_the_file(formats: str, seed: int) -> None:
+    kit = planned.demo(16).under(FORMATS[formats])
+    plan = kit.random_plan(seed) if seed else full_plan(kit.options, "int8-channel")
+    predicted, found = planned.bytes_changed(kit, plan, is_operators=True)
+    assert predicted == pytest.approx(found, rel=0.02)
+
+
 def test_the_model_that_it_is_made_of_is_not_touched() -> None:
     kit = kit_in("convolutions", "u8")
     model = write_plan(kit.parts(), kit.plan())

@@ -116,6 +116,17 @@ def test_16_bit_tensors_take_onnxruntimes_own_operators_below_opset_21(tmp_path:
     assert ("", "QuantizeLinear") not in kinds
 
 
+def test_16_bit_tensors_take_the_standard_operators_from_opset_21_on(tmp_path: Path) -> None:
+    kit = planned.at_opset(21)
+    plan = full_plan(kit.options, "a16w8")
+    path = planned.save_plan(tmp_path, kit, plan)
+    onnx.checker.check_model(path, full_check=True)
+    assert {opset.domain for opset in onnx.load(path).opset_import} == {""}
+    wanted = Simulation(kit.executor, kit.parts(), plan).run(kit.feeds)["y"].numpy().copy()
+    for level in planned.LEVELS:
+        assert gap(planned.run_file(path, kit.feeds, level), {"y": wanted}) <= 1, level
+
+
 def test_a_reader_in_another_format_rounds_once_more_behind_a_guard(tmp_path: Path) -> None:
     kit = kit_named("convolutions")
     plan = Plan({"stem": "int8", "depthwise": "a16w8"})

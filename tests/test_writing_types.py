@@ -10,10 +10,13 @@ import pytest
 
 import planned
 from planned import Kit, gap
+from quantsieve.model import prepare
+from quantsieve.operators import as_operators
 from quantsieve.plan import full_plan
 from quantsieve.schemes._formats import Formats
 from quantsieve.simulate import Simulation
 from quantsieve.targets.audit import audit_graph, audit_layers
+from quantsieve.writing import write_plan
 
 FORMATS = {
     "u8": Formats(),
@@ -126,3 +129,23 @@ def test_predicted_bytes_are_those_of_the_file(formats: str, seed: int) -> None:
     kit = kit_in("demo", formats)
     predicted, found = planned.bytes_changed(kit, kit.random_plan(seed))
     assert predicted == pytest.approx(found, rel=0.05)
+
+
+@pytest.mark.parametrize("opset", [10, 12])
+@every_format
+def test_a_model_whose_opset_cannot_be_lifted_takes_all_but_scales_per_channel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opset: int, formats: str
+) -> None:
+    monkeypatch.setattr(prepare, "MIN_OPSET", opset)
+    kit = planned.at_opset(opset).under(FORMATS[formats])
+    assert kit.graph.opset == opset
+    refused = {scheme.name: scheme.refusal(kit.structure.layer("conv"), opset) for scheme in kit.schemes}
+    assert refused["int8"] is None
+    assert refused["int8-channel"] == f"int8-channel needs opset 13, the model has {opset}"
+    pairs = write_plan(kit.parts(exact_type()), kit.plan())
+    wanted = Simulation(kit.executor, kit.parts(), kit.plan()).run(kit.feeds)["y"].numpy().copy()
+    for model in (pairs, as_operators(pairs)):
+        onnx.checker.check_model(model)
+        onnx.save(model, tmp_path / "old.onnx")
+        for level in planned.LEVELS:
+            assert gap(planned.run_file(tmp_path / "old.onnx", kit.feeds, level), {"y": wanted}) <= 1, level

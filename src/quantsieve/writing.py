@@ -350,7 +350,7 @@ def count_bytes(parts: Ingredients, options: Options, float_bytes: int) -> Costs
     return Costs(float_bytes, layers, tensors, {}, {})
 
 
-_NAME = "w999"
+NAME = "w999"
 
 
 def _blocks(weight: BlockedWeight) -> dict[str, int]:
@@ -381,30 +381,30 @@ def _layer_bytes(parts: Ingredients, layer: Layer, scheme: str) -> int:
     made = parts.integers(layer, scheme)
     scale = made.weight.scale
     if isinstance(made.weight, BlockedWeight):
-        node = _node_bytes("MatMulNBits", 3, _blocks(made.weight)) + _framed(len(MICROSOFT))
-        node += (_node_bytes("Add", 2, {}) if layer.bias is not None else 0) - _node_bytes(layer.op_type, 2, {})
-        gone = _constant_bytes(parts, layer.weight) + len(layer.weight) - len(_NAME)
-        return node + _array_bytes(made.weight.packed()) + _array_bytes(scale.reshape(-1)) - gone
+        node = node_bytes("MatMulNBits", 3, _blocks(made.weight)) + framed(len(MICROSOFT))
+        node += (node_bytes("Add", 2, {}) if layer.bias is not None else 0) - node_bytes(layer.op_type, 2, {})
+        gone = _constant_bytes(parts, layer.weight) + len(layer.weight) - len(NAME)
+        return node + array_bytes(made.weight.packed()) + array_bytes(scale.reshape(-1)) - gone
     if parts.schemes[scheme].activation == DYNAMIC:
-        node = _node_bytes("MatMulInteger", 4, {}) - _node_bytes(layer.op_type, 2, {})
-        node += _node_bytes("Cast", 1, {"to": 1}) + 2 * _node_bytes("Mul", 2, {})
-        node += _node_bytes("Add", 2, {}) if layer.bias is not None else 0
+        node = node_bytes("MatMulInteger", 4, {}) - node_bytes(layer.op_type, 2, {})
+        node += node_bytes("Cast", 1, {"to": 1}) + 2 * node_bytes("Mul", 2, {})
+        node += node_bytes("Add", 2, {}) if layer.bias is not None else 0
     elif layer.is_lookup:
         scale = scale[:, None]
-        node = _node_bytes("Cast", 1, {"to": 1}) + _node_bytes("Gather", 2, {}) + _node_bytes("Mul", 2, {})
+        node = node_bytes("Cast", 1, {"to": 1}) + node_bytes("Gather", 2, {}) + node_bytes("Mul", 2, {})
     elif _is_folded(parts, layer, scheme):
         scale = along_axis(scale, made.weight.axis, made.weight.values.ndim)
-        node = _node_bytes("Cast", 1, {"to": 1}) + _node_bytes("Mul", 2, {})
+        node = node_bytes("Cast", 1, {"to": 1}) + node_bytes("Mul", 2, {})
     else:
-        node = _node_bytes("DequantizeLinear", 3, {"axis": 0} if made.weight.axis not in (None, 1) else {})
-    added = _array_bytes(made.weight.values) + _array_bytes(scale) + node
+        node = node_bytes("DequantizeLinear", 3, {"axis": 0} if made.weight.axis not in (None, 1) else {})
+    added = array_bytes(made.weight.values) + array_bytes(scale) + node
     if made.weight.zero_point is not None:
-        added += _array_bytes(made.weight.zero_point)
-    gone = _constant_bytes(parts, layer.weight) + len(layer.weight) - len(_NAME)
+        added += array_bytes(made.weight.zero_point)
+    gone = _constant_bytes(parts, layer.weight) + len(layer.weight) - len(NAME)
     if isinstance(made.bias, QuantizedBias) and layer.bias is not None:
-        added += _array_bytes(made.bias.values) + _array_bytes(made.bias.scale)
-        added += _node_bytes("DequantizeLinear", 2, {"axis": 0} if made.bias.scale.ndim else {})
-        gone += _constant_bytes(parts, layer.bias) + len(layer.bias) - len(_NAME)
+        added += array_bytes(made.bias.values) + array_bytes(made.bias.scale)
+        added += node_bytes("DequantizeLinear", 2, {"axis": 0} if made.bias.scale.ndim else {})
+        gone += _constant_bytes(parts, layer.bias) + len(layer.bias) - len(NAME)
     return added - gone
 
 
@@ -412,35 +412,37 @@ def _tensor_bytes(parts: Ingredients, tensor: Tensor, form: str) -> int:
     if form == BLOCKS:
         return 0
     if form == DYNAMIC:
-        return _node_bytes("DynamicQuantizeLinear", 1, {}) + 2 * (len(_NAME) + 2)
-    pair = _node_bytes("QuantizeLinear", 3, {}) + _node_bytes("DequantizeLinear", 3, {})
+        return node_bytes("DynamicQuantizeLinear", 1, {}) + 2 * (len(NAME) + 2)
+    pair = node_bytes("QuantizeLinear", 3, {}) + node_bytes("DequantizeLinear", 3, {})
     if np.dtype(integer_type(form)).itemsize > 1 and parts.graph.opset < OPSET_OF_16_BIT:
-        pair += 2 * _framed(len(MICROSOFT))
-    pair += _array_bytes(np.zeros((), np.float32))
+        pair += 2 * framed(len(MICROSOFT))
+    pair += array_bytes(np.zeros((), np.float32))
     maker = next((x for x in parts.structure.layers if x.name == tensor.producer and x.output == tensor.root), None)
     if maker is not None and _has_pair_inside(parts, maker, form):
-        pair += _node_bytes("QuantizeLinear", 3, {}) + _node_bytes("DequantizeLinear", 3, {})
+        pair += node_bytes("QuantizeLinear", 3, {}) + node_bytes("DequantizeLinear", 3, {})
     readers = sum(len(parts.graph.readers.get(name, ())) for name in tensor.members[:1])
-    return pair - readers * (len(tensor.root) - len(_NAME))
+    return pair - readers * (len(tensor.root) - len(NAME))
 
 
-def _array_bytes(array: np.ndarray) -> int:
-    return _framed(onnx.numpy_helper.from_array(array, _NAME).ByteSize())
+def array_bytes(array: np.ndarray) -> int:
+    """Of an initializer in a file."""
+    return framed(onnx.numpy_helper.from_array(array, NAME).ByteSize())
 
 
 def _constant_bytes(parts: Ingredients, name: str) -> int:
     tensor = parts.graph.model.graph.initializers[name].const_value
     assert tensor is not None
     head = onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=tensor.shape.numpy())
-    return _framed(head.ByteSize() + _framed(int(tensor.nbytes)))
+    return framed(head.ByteSize() + framed(int(tensor.nbytes)))
 
 
-def _node_bytes(op_type: str, num_inputs: int, attributes: dict[str, int]) -> int:
-    node = onnx.helper.make_node(op_type, [_NAME] * num_inputs, [_NAME], name=_NAME)
+def node_bytes(op_type: str, num_inputs: int, attributes: dict[str, int]) -> int:
+    """Of a node with one output in a file."""
+    node = onnx.helper.make_node(op_type, [NAME] * num_inputs, [NAME], name=NAME)
     node.attribute.extend(onnx.helper.make_attribute(key, value) for key, value in attributes.items())
-    return _framed(node.ByteSize())
+    return framed(node.ByteSize())
 
 
-def _framed(size: int) -> int:
+def framed(size: int) -> int:
     """With protobuf's tag and length in front."""
     return size + 1 + max(1, -(-size.bit_length() // 7))

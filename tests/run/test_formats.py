@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from crashing_targets import Crashing
 
 from quantsieve import api
-from quantsieve.errors import UsageError
+from quantsieve.api import _line
+from quantsieve.errors import UnsupportedModel, UsageError
 from quantsieve.run.spec import Settings
 from quantsieve.schemes._formats import Formats
 from quantsieve.targets.audit import audit_graph
@@ -61,6 +63,15 @@ def test_a_run_measures_files_that_do_what_is_simulated(
     assert set(full.ran.values()) == ({"int8", "mixed"} if asked == "symmetric" else {"int8"})
     again = api.tune(small_model, small_data, run, samples=8, workers=1, max_trials=4, **ASKED[asked])  # type: ignore[arg-type]
     assert [c.id for c in again.candidates] == [c.id for c in found.candidates]
+
+
+def test_a_file_that_the_runtime_does_not_run_is_no_result(
+    small_model: Path, small_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_line, "OrtCpu", lambda threads: Crashing(1, "run", threads))
+    with pytest.raises(UnsupportedModel, match="loads and runs, found signal at run: SIGSEGV"):
+        quantized(small_model, small_data, tmp_path)
+    assert not (tmp_path / "q.onnx").exists()
 
 
 def test_layers_kept_by_hand_are_found_in_operators_too(small_model: Path, small_data: Path, tmp_path: Path) -> None:

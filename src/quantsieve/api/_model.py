@@ -90,7 +90,7 @@ def quantize(
     op_types_to_quantize: layers chosen by hand, names or `re:PATTERN`, see `Selection`. tell: called with each note on
     what they matched, and on a model that is copied since no layer can be quantized, for example `print`.
     calibration_method, percentile: as for `tune`. Raises UsageError when the plan names unknown layers, or asks what a
-    layer cannot have.
+    layer cannot have, and UnsupportedModel when the runtime here does not load or run the file.
     """
     selection = Selection.of(nodes_to_exclude, nodes_to_quantize, op_types_to_exclude, op_types_to_quantize)
     path = Path(model)
@@ -116,7 +116,9 @@ def quantize(
                 tell(note)
         chosen = _read_plan(plan, line.options, (BIAS,) if bias_correction else ())
         check_plan(chosen, line.options)
-        built = Trials(line).build(chosen)
+        trials = Trials(line)
+        built = trials.build(chosen)
+        trials.prove(built)
         copy(line.store.root / built.path, Path(output))
     return Path(output)
 

@@ -30,12 +30,14 @@ from quantsieve.run.selecting import select_layers
 from quantsieve.run.spec import Settings
 from quantsieve.run.store import Store
 from quantsieve.schemes import Scheme
+from quantsieve.schemes._formats import QDQ
 from quantsieve.schemes._static import by_name
 from quantsieve.search.prices import Costs
 from quantsieve.selection import EVERYTHING, NOTHING, Selected
 from quantsieve.sensitivity import screen, suffix
 from quantsieve.sensitivity.engine import refusal
 from quantsieve.sensitivity.racing import LOOKS
+from quantsieve.sizes import operator_costs
 from quantsieve.targets.base import Target
 
 Fact = TypeVar("Fact")
@@ -325,7 +327,9 @@ class Line:
     @cached_property
     def costs(self) -> Costs:
         empty = writing.write_plan(self.parts(), writing.FLOAT_PLAN).ByteSize()
-        return writing.count_bytes(self.parts(), self.options, empty)
+        pairs = writing.count_bytes(self.parts(), self.options, empty)
+        is_qdq = self.settings.formats.file_format == QDQ
+        return pairs if is_qdq else operator_costs(self.parts(), self.options, pairs)
 
     @cached_property
     def scan_indices(self) -> np.ndarray:

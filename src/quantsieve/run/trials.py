@@ -241,6 +241,18 @@ class Trials:
         line.store.save("build", key, built)
         return built
 
+    def prove(self, built: Built) -> None:
+        """Raises UnsupportedModel when the target does not load the file, or run a sample through it."""
+        exam = self._exam("search", self.line.split.search[:1], self.task)
+        try:
+            _twice(lambda: evaluation.run_outputs(self.target, self.store.root / built.path, exam))
+        except TargetFailure as failure:
+            raise UnsupportedModel(
+                f"a file that {self.target.name} loads and runs",
+                f"{failure.kind} at {failure.stage}: {failure.reason}",
+                "Choose other schemes or number formats, or a newer runtime.",
+            ) from failure
+
     @property
     def _kept_bytes(self) -> int:
         return min(KEPT_BYTES, self.line.memory.limit // 8)
