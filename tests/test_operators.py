@@ -123,34 +123,64 @@ def test_the_model_that_it_is_made_of_is_not_touched() -> None:
     assert model.SerializeToString() == before
 
 
-@pytest.mark.parametrize(("limit", "is_absorbed"), [(6.0, False), (25.5, True), (100.0, True)])
-def test_a_clip_goes_only_where_saturation_does_its_work(tmp_path: Path, limit: float, is_absorbed: bool) -> None:
-    """The pair behind it reaches to 255 * 0.1 = 25.5."""
-    node, tensor = onnx.helper.make_node, onnx.numpy_helper.from_array
-    constants = {
-        "s": np.float32(0.1), "z": np.uint8(0), "w": np.full((1, 1, 1, 1), 100, np.int8), "wz": np.int8(0),
-        "low": np.float32(0), "high": np.float32(limit),
-    }  # fmt: skip
-    nodes = [
+SHAPE = [1, 1, 1, 50]
+
+
+def pairs_around(nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], into: str) -> onnx.ModelProto:
+    """x, a pair of scale `s` and zero point `z`, the nodes from 'd' to 'r', a pair of `s` and the zero point `into`."""
+    node, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    whole = [
         node("QuantizeLinear", ["x", "s", "z"], ["q"], "q"),
         node("DequantizeLinear", ["q", "s", "z"], ["d"], "d"),
+        *nodes,
+        node("QuantizeLinear", ["r", "s", into], ["rq"], "rq"),
+        node("DequantizeLinear", ["rq", "s", into], ["y"], "y"),
+    ]
+    tensors = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
+    graph = onnx.helper.make_graph(whole, "pairs", [value("x", 1, SHAPE)], [value("y", 1, SHAPE)], tensors)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+
+
+def both_forms(folder: Path, model: onnx.ModelProto) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs of the model and of its integer operators."""
+    found = []
+    for name, made in (("pairs", model), ("operators", as_operators(model))):
+        onnx.save(made, folder / f"{name}.onnx")
+        feeds = {"x": np.linspace(-1, 5, 50, dtype=np.float32).reshape(SHAPE)}
+        found.append(planned.run_file(folder / f"{name}.onnx", feeds, "off")["y"])
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize(
+    ("limit", "zero", "is_absorbed"), [(6.0, 0, False), (25.5, 0, True), (100.0, 0, True), (100.0, 20, False)]
+)
+def test_a_clip_goes_only_where_saturation_does_its_work(
+    tmp_path: Path, limit: float, zero: int, is_absorbed: bool
+) -> None:
+    """The pair behind it reaches from -0.1 * zero to 0.1 * (255 - zero)."""
+    constants = {
+        "s": np.float32(0.1), "z": np.uint8(20), "w": np.full((1, 1, 1, 1), 100, np.int8), "wz": np.int8(0),
+        "low": np.float32(0), "high": np.float32(limit), "rz": np.uint8(zero),
+    }  # fmt: skip
+    node = onnx.helper.make_node
+    nodes = [
         node("DequantizeLinear", ["w", "s", "wz"], ["wd"], "wd"),
         node("Conv", ["d", "wd"], ["c"], "conv"),
         node("Clip", ["c", "low", "high"], ["r"], "clip"),
-        node("QuantizeLinear", ["r", "s", "z"], ["rq"], "rq"),
-        node("DequantizeLinear", ["rq", "s", "z"], ["y"], "y"),
     ]
-    shape = [1, 1, 1, 50]
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        nodes, "clipped", [value("x", 1, shape)], [value("y", 1, shape)],
-        [tensor(np.asarray(array), name) for name, array in constants.items()],
-    )  # fmt: skip
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(model, tmp_path / "pairs.onnx")
-    onnx.save(as_operators(model), tmp_path / "operators.onnx")
+    wanted, found = both_forms(tmp_path, pairs_around(nodes, constants, "rz"))
     assert ("Clip" not in kinds(tmp_path / "operators.onnx")) == is_absorbed
-    feeds = {"x": np.linspace(-1, 5, 50, dtype=np.float32).reshape(shape)}
-    wanted = planned.run_file(tmp_path / "pairs.onnx", feeds, "off")["y"]
-    assert wanted.max() == pytest.approx(min(limit, 25.5))
-    np.testing.assert_array_equal(planned.run_file(tmp_path / "operators.onnx", feeds, "off")["y"], wanted)
+    assert wanted.min() == 0
+    assert wanted.max() == pytest.approx(min(limit, 0.1 * (255 - zero)))
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(("into", "is_integer"), [("z", True), ("signed", False), ("other", False)])
+def test_a_layout_operator_works_on_integers_only_between_equal_pairs(
+    tmp_path: Path, into: str, is_integer: bool
+) -> None:
+    constants = {"s": np.float32(0.1), "z": np.uint8(20), "signed": np.int8(20), "other": np.uint8(21)}
+    nodes = [onnx.helper.make_node("Transpose", ["d"], ["r"], "turn", perm=[0, 1, 2, 3])]
+    wanted, found = both_forms(tmp_path, pairs_around(nodes, constants, into))
+    assert (len(onnx.load(tmp_path / "operators.onnx").graph.node) == 3) == is_integer
+    np.testing.assert_array_equal(found, wanted)

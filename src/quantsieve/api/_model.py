@@ -89,8 +89,9 @@ def quantize(
     that it marks `keep_float` cannot have any. nodes_to_exclude, nodes_to_quantize, op_types_to_exclude,
     op_types_to_quantize: layers chosen by hand, names or `re:PATTERN`, see `Selection`. tell: called with each note on
     what they matched, and on a model that is copied since no layer can be quantized, for example `print`.
-    calibration_method, percentile: as for `tune`. Raises UsageError when the plan names unknown layers, or asks what a
-    layer cannot have, and UnsupportedModel when the runtime here does not load or run the file.
+    calibration_method, percentile, and weight_type to file_format: as for `tune`. Raises UsageError when the plan names
+    unknown layers, or asks what a layer cannot have, and UnsupportedModel when the runtime here does not load or
+    run the file.
     """
     selection = Selection.of(nodes_to_exclude, nodes_to_quantize, op_types_to_exclude, op_types_to_quantize)
     path = Path(model)

@@ -112,7 +112,9 @@ def tune(
     are never quantized. nodes_to_exclude, nodes_to_quantize, op_types_to_exclude, op_types_to_quantize: layers chosen
     by hand, names or `re:PATTERN`, see `Selection`; notes of the summary tell what each matched. calibration_method: of
     the ranges of 8-bit activations: 'minmax', or 'percentile', 'entropy', 'mse', which clip the outermost values;
-    percentile: of that method, in (0, 100], default 99.99. screen: as for `scan`. memory_limit: bytes that the run may
+    percentile: of that method, in (0, 100], default 99.99. weight_type ('auto', 's8', 'u8', 's7'), activation_type
+    ('u8', 's8'), symmetric_activations, asymmetric_weights: the integers of static int8; file_format: 'qdq' for Q/DQ
+    pairs, 'qoperator' for integer operators. screen: as for `scan`. memory_limit: bytes that the run may
     take beside the model, its runs on the target apart; default half of what is free. Raises QuantsieveError.
     Ctrl-C (KeyboardInterrupt) is passed on once the report of what is there has been written.
     """

@@ -83,8 +83,8 @@ def scan(
     nodes_to_exclude, nodes_to_quantize, op_types_to_exclude, op_types_to_quantize: layers chosen by hand, names or
     `re:PATTERN`, see `Selection`; those that stay float have no score and stand among the refused.
 
-    calibration_method, percentile, memory_limit: as for `tune`. A killed scan leaves its batches in `OUTPUT.work-...`,
-    where the same call goes on.
+    calibration_method, percentile, memory_limit, and weight_type to file_format: as for `tune`. A killed scan leaves
+    its batches in `OUTPUT.work-...`, where the same call goes on.
     """
     check_wanted(drift, mode)
     selection = Selection.of(nodes_to_exclude, nodes_to_quantize, op_types_to_exclude, op_types_to_quantize)
