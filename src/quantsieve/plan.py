@@ -48,6 +48,7 @@ class Plan:
 
 
 BIAS = "bias-correction"  # a repair: see repair.py
+EQUALIZED = "equalization"  # another, of the model that is quantized: see model/equalize.py
 
 
 class Rounded(NamedTuple):

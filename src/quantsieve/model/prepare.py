@@ -8,7 +8,7 @@ and leaves a note. Names of nodes that the user gave are kept; nodes without a u
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,6 +146,17 @@ def _difference(model: ir.Model, feeds: Sequence[Feeds], reference: list[list[np
             if gap > RELATIVE_TOLERANCE:
                 return f"an output moved by {gap:.1e} of its range"
     return None
+
+
+def largest_gap(first: Path, second: Path, feeds: Iterable[Feeds]) -> float:
+    """Largest difference between the outputs of two models, relative to the range of the first's on the same feeds;
+    infinite when they cannot be compared. onnxruntime, optimizations off."""
+    sessions = [plain_session(path) for path in (first, second)]
+    gap = 0.0
+    for feed in feeds:
+        wanted, found = (session.run(None, dict(feed)) for session in sessions)
+        gap = max([gap, *(output_gap(b, a) for a, b in zip(wanted, found, strict=True))])
+    return gap
 
 
 def output_gap(value: object, wanted: object) -> float:

@@ -16,8 +16,9 @@ import numpy as np
 from quantsieve.evaluation import Failed, Measured
 from quantsieve.front import Candidate, find_front, recommend
 from quantsieve.model.execute import OWN_RANGE
-from quantsieve.plan import BIAS, Plan, full_plan, nothing_to_quantize
+from quantsieve.plan import BIAS, EQUALIZED, Plan, full_plan, nothing_to_quantize
 from quantsieve.reports.summary import LayerFacts, Prediction, Price, Splits, Summary
+from quantsieve.run.equalizing import settle
 from quantsieve.run.line import Line, TimeUp
 from quantsieve.run.pace import RUNS, Seen, alternating, timed_costs
 from quantsieve.run.progress import Step
@@ -113,6 +114,7 @@ class Search:
             line.notes.append(nothing_to_quantize(line.options))
             self._finish()
             return
+        self.line = self.trials.line = line = settle(line, self.trials)
         for plan, origin in self._full():  # before the scan: an early end leaves them
             if self._must_stop():
                 self._finish()
@@ -145,7 +147,7 @@ class Search:
         for form in dict.fromkeys(scheme.activation for scheme in line.schemes):
             scheme = next(scheme.name for scheme in line.schemes if scheme.activation == form)
             if form is not None and form not in OWN_RANGE:
-                plans += alternating(line.options, replace(full_plan(line.options, scheme), repairs=()), scheme)
+                plans += alternating(line.options, replace(full_plan(line.options, scheme), repairs=self.base), scheme)
         try:
             seen = []
             for plan in plans:
@@ -160,8 +162,13 @@ class Search:
     # --- which plans ------------------------------------------------------------------------------------------
 
     @property
+    def base(self) -> tuple[str, ...]:
+        """What is mended in the model that all plans are made of."""
+        return () if self.line.variant is None else (EQUALIZED,)
+
+    @property
     def repairs(self) -> tuple[str, ...]:
-        return (BIAS,) if self.line.settings.bias_correction else ()
+        return (*((BIAS,) if self.line.settings.bias_correction else ()), *self.base)
 
     def _full(self) -> Iterator[tuple[Plan, str]]:
         for name in self.line.settings.schemes:
@@ -176,8 +183,12 @@ class Search:
         yield from programme[:middle]
         yield from self._fast(problem)
         yield from self._baselines(problem)
-        if self.repairs:
-            yield full_plan(options, names[0]), f"full {names[0]}, uncorrected"
+        if BIAS in self.repairs:
+            yield replace(full_plan(options, names[0]), repairs=self.base), f"full {names[0]}, uncorrected"
+        if self.base:
+            bias = tuple(repair for repair in self.repairs if repair not in self.base)
+            for name in names:
+                yield replace(full_plan(options, name), repairs=bias), f"full {name}, not equalized"
 
     def _programme(self, problem: Problem) -> Iterator[tuple[Plan, str]]:
         """Plans for shares of the size reduction, by integer programme; then hull plans near the small end."""
@@ -247,7 +258,8 @@ class Search:
         line = self.line
         line.progress(Step("search", f"candidate {len(self.done) + 1}: {origin}", len(self.done), 0))
         built = self.trials.build(plan)
-        predicted = problem.predict(plan).noise if problem is not None else None
+        is_priced = problem is not None and set(self.base) <= {*plan.repairs}  # prices are of the model as it is now
+        predicted = problem.predict(plan).noise if problem is not None and is_priced else None
         trial = Trial(plan, origin, predicted, built)
         trial.search = self.trials.measure(built, "search")
         self.done[plan.id] = trial
@@ -372,6 +384,7 @@ class Search:
             settings={
                 "weight_type": self.trials.weight_type,
                 "bias_correction": line.settings.bias_correction,
+                "equalized": line.variant is not None,
                 "calibration_method": line.settings.ranges.text,
                 "scan_samples": 0 if self.problem is None else line.prices.num_samples,
                 "prepare": prepared.steps,

@@ -5,7 +5,7 @@ Nothing here decides anything about quantization: it calls the stages in order a
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -77,6 +77,19 @@ class PreparedFile:
     file_key: str
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A model file that computes what the prepared one does, its content key, and the line over the prepared one."""
+
+    path: Path
+    key: str
+    plain: "Line"
+
+
+# What lines over a model and its variants have in common, once one of them knows it.
+_SHARED = ("model_key", "samples", "calibration_samples", "split", "schemes", "is_batched", "_prepared", "selected")
+
+
 @dataclass
 class Line:
     """One model with its data in one run folder. Facts are computed when they are first asked for."""
@@ -93,6 +106,23 @@ class Line:
     is_over: Callable[[], bool] = lambda: False  # asked between batches; then TimeUp is raised
     # Asked of the prices after racing.LOOKS samples whether they suffice; None: all scan samples are priced.
     is_settled: Callable[[suffix.Prices], bool] | None = None
+    variant: Variant | None = None  # whose layers are calibrated, priced and quantized, in place of the prepared model
+
+    @property
+    def plain(self) -> "Line":
+        """The line over the prepared model itself."""
+        return self if self.variant is None else self.variant.plain
+
+    def over(self, path: Path, key: str) -> "Line":
+        """The same line over another model file with the same nodes, which computes the same."""
+        other = replace(self, variant=Variant(path, key, self))
+        other.__dict__.update({name: self.__dict__[name] for name in _SHARED if name in self.__dict__})
+        return other
+
+    def lay_aside(self) -> None:
+        """Gives up what takes memory; it is made again when it is asked for."""
+        for name in ("executor", "correction_batches"):
+            self.__dict__.pop(name, None)
 
     # --- looked up or computed --------------------------------------------------------------------------------
 
@@ -187,7 +217,7 @@ class Line:
 
     @cached_property
     def graph(self) -> Graph:
-        return Graph(open_model(self._prepared[0]))
+        return Graph(open_model(self.base_path))
 
     @cached_property
     def structure(self) -> Structure:
@@ -253,7 +283,7 @@ class Line:
         corrected = sum(
             next(iter(feeds.values())).shape[0] if self.is_batched else 1 for feeds in self.correction_batches
         )
-        inputs = [self._prepared[2], self.sample_key(indices, self.calibration_samples)]
+        inputs = [self.base_key, self.sample_key(indices, self.calibration_samples)]
         method = self.settings.ranges
         versions: dict[str, object] = {"units": UNITS_VERSION, "mean_samples": corrected}
         if method != clipping.MINMAX:  # whose keys are as they were when there was no other
@@ -305,10 +335,14 @@ class Line:
             return weights.NO_CORRECTIONS
         return weights.correct_biases(self.executor, self.calibration, self.schemes, self.options)
 
-    def parts(self, weight_type: str = "s8") -> weights.Ingredients:
+    def uncorrected(self, weight_type: str) -> weights.Ingredients:
+        nothing = weights.NO_CORRECTIONS
         return weights.Ingredients(
-            self.graph, self.structure, self.calibration, self.corrections, by_name(self.schemes), weight_type
+            self.graph, self.structure, self.calibration, nothing, by_name(self.schemes), weight_type
         )
+
+    def parts(self, weight_type: str = "s8") -> weights.Ingredients:
+        return self.uncorrected(weight_type).with_corrections(self.corrections)
 
     @cached_property
     def float_parts(self) -> weights.Ingredients:
@@ -319,8 +353,14 @@ class Line:
         )
 
     @property
-    def prepared_key(self) -> str:
-        return self._prepared[2]
+    def base_key(self) -> str:
+        """Of the model that layers and tensors are of: the prepared one, or its variant."""
+        return self._prepared[2] if self.variant is None else self.variant.key
+
+    @property
+    def base_path(self) -> Path:
+        """Of the same model."""
+        return self._prepared[0] if self.variant is None else self.variant.path
 
     @cached_property
     def costs(self) -> Costs:

@@ -28,6 +28,7 @@ class Settings:
     calibration_method: str = "minmax"  # of the ranges of 8-bit activations (see `clipping.py`)
     percentile: float = PERCENTILE  # of the calibration method of that name alone
     selection: Selection = EVERYTHING  # of layers, by hand
+    equalize: str = "off"  # or 'on', or 'auto': where simulated plans get better (see `run/equalizing.py`)
 
     def __post_init__(self) -> None:
         for name in self.schemes:
@@ -36,8 +37,9 @@ class Settings:
             raise UsageError("at least one scheme", "none", f"Choose from {', '.join(scheme_modules.names())}.")
         if self.metric is not None:
             tasks.get(self.metric)
-        if self.screen not in ("auto", "on", "off"):
-            raise UsageError("a screen auto, on or off", repr(self.screen), "Choose one of them.")
+        for name in ("screen", "equalize"):
+            if getattr(self, name) not in ("auto", "on", "off"):
+                raise UsageError(f"{name} auto, on or off", repr(getattr(self, name)), "Choose one of them.")
         _ = self.ranges  # told here what is wrong with them
         for name, least in (("threads", 1), ("samples", 1), ("seed", 0), ("max_samples", 1)):
             _check_least(name, getattr(self, name), least)
@@ -51,7 +53,7 @@ class Settings:
         """As strict JSON can say it; without later settings at their defaults, as older folders have it."""
         defaults: dict[str, object] = {
             "keep_float": (), "screen": "auto", "calibration_method": "minmax", "percentile": PERCENTILE,
-            "selection": {},
+            "selection": {}, "equalize": "off",
         }  # fmt: skip
         values = {**asdict(self), "selection": self.selection.document(), **self.formats.document()}
         del values["formats"]

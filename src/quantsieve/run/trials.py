@@ -16,30 +16,25 @@ import numpy as np
 import onnx
 
 from quantsieve import evaluation, repair, writing
-from quantsieve.data import batches
 from quantsieve.errors import UnsupportedModel
 from quantsieve.evaluation import Exam, Failed, Measured, Outcome, Reference
 from quantsieve.model.units import Layer
-from quantsieve.model.walks import Walks
 from quantsieve.operators import as_operators
-from quantsieve.plan import BIAS, Plan
+from quantsieve.plan import EQUALIZED, Plan
 from quantsieve.readback import check_written
+from quantsieve.run.bench import Bench
 from quantsieve.run.keys import array_key, content_key, file_key
 from quantsieve.run.line import Line
 from quantsieve.schemes._formats import QOPERATOR
-from quantsieve.sensitivity.suffix import error_vectors, float_outputs
-from quantsieve.simulate import Simulation
 from quantsieve.targets.audit import audit_layers
 from quantsieve.targets.base import Profile, Profiling, Saturation, TargetFailure, Timing
 from quantsieve.tasks import choose, output_variance
 from quantsieve.tasks import get as get_task
-from quantsieve.weights import NO_CORRECTIONS, Ingredients
 
 VERSION = 5
 KILLED = "SIGKILL"  # nothing in a model sends it: somebody outside did
 EVALUATION_BYTES = 4 << 20  # of inputs of one batch on the target, which runs as many at a time as it has threads
 SEARCH_SAMPLES = 256  # most that a candidate is measured on: a squared error needs no more to tell plans apart
-KEPT_BYTES = 192 << 20  # most of walks over plans, on calibration and on scan samples each
 TIMED_SAMPLES = 4  # whose runs are timed, by turns
 PRECISION = 0.02  # of a median latency, at which timing ends
 EVALUATION_BATCH = 32  # most samples of it; with 128 small models' activations leave the processor's caches
@@ -87,6 +82,7 @@ class Trials:
         self.store = line.store
         self.target = line.target
         self._reference: tuple[str, Reference] | None = None  # of the split in work; a large model's can be large
+        self._bench: Bench | None = None
 
     # --- what all candidates share ----------------------------------------------------------------------------
 
@@ -120,10 +116,6 @@ class Trials:
             todo = "" if found.u8_saturates else f": use --weight-type {kind}"
             return f"signed weights saturate in this processor's integer kernels{todo}"
         return "integer kernels here compute something else than the fake-quantized simulation"
-
-    @cached_property
-    def _uncorrected(self) -> Ingredients:
-        return self.line.parts(self.weight_type).with_corrections(NO_CORRECTIONS)
 
     @cached_property
     def task(self) -> str:
@@ -204,13 +196,13 @@ class Trials:
 
     def build(self, plan: Plan) -> Built:
         """The plan as a file in the run folder, and its simulation on the scan samples."""
-        line = self.line
+        line = self.line if plan.quantized() and EQUALIZED in plan.repairs else self.line.plain
         formats: dict[str, object] = {"weights": None}
         if plan.quantized():
             formats = {"weights": self.weight_type, **line.settings.formats.changed()}
         settings = {"plan": dict(plan.schemes), "repairs": list(plan.repairs), **formats}
         versions = {"quantize": writing.VERSION, "repair": repair.VERSION}
-        inputs = [line.prepared_key]
+        inputs = [line.base_key]
         if plan.quantized():
             inputs += [line.calibration_key, line.sample_key(self.scan_indices)]
         key = content_key("build", VERSION, {**settings, **versions}, inputs)
@@ -218,14 +210,11 @@ class Trials:
         found = line.store.load("build", key, Built)
         if found is not None and path.is_file() and file_key(path) == found.file_key:
             return found
-        parts = line.float_parts
+        parts, simulated = line.float_parts, np.zeros(0)
         if plan.quantized():
-            parts = self._uncorrected
-            if BIAS in plan.repairs:
-                parts = repair.correct_along(parts, plan, self._correction_walks)
-            simulated = self._simulate(Simulation(line.executor, parts, plan))
-        else:
-            simulated = np.zeros(0)
+            bench = self.bench(line)
+            parts = bench.parts(plan)
+            simulated = bench.simulate(plan, parts)
         model = writing.write_plan(parts, plan)
         if line.settings.formats.file_format == QOPERATOR:
             floats = [x for x in line.structure.layers if not plan.is_quantized(x.name)]
@@ -241,33 +230,11 @@ class Trials:
         line.store.save("build", key, built)
         return built
 
-    @property
-    def _kept_bytes(self) -> int:
-        return min(KEPT_BYTES, self.line.memory.limit // 8)
-
-    @cached_property
-    def _correction_walks(self) -> Walks:
-        return Walks(self.line.executor, self.line.correction_batches, self._kept_bytes)
-
-    @cached_property
-    def _scan_walks(self) -> list[tuple[Walks, dict[str, np.ndarray], int]]:
-        """For each batch of scan samples its walks, the float outputs, and how many samples it has."""
-        line = self.line
-        fed = list(batches(line.samples, self.scan_indices, line.batch))
-        found = []
-        for part, feeds in fed:
-            values = line.executor.forward(feeds, keep=lambda name: False)
-            walks = Walks(line.executor, [feeds], self._kept_bytes // len(fed))
-            found.append((walks, float_outputs(line.executor, values), len(part)))
-        return found
-
-    def _simulate(self, simulation: Simulation) -> np.ndarray:
-        variance = self.reference("search").variance  # the same as of the measurement it is held against
-        errors = []
-        for walks, reference, count in self._scan_walks:
-            outputs = float_outputs(self.line.executor, simulation.walk(walks)[0])
-            errors.append(error_vectors(outputs, reference, variance, count)[0])
-        return np.concatenate(errors)
+    def bench(self, line: Line) -> Bench:
+        """Where plans over the line, that of these trials or its plain one, are simulated; one is kept at a time."""
+        if self._bench is None or self._bench.line is not line:
+            self._bench = Bench(line, self.scan_indices, self.weight_type, lambda: self.reference("search").variance)
+        return self._bench
 
     def measure_file(self, path: Path, split: str) -> Outcome:
         """A file that is no plan of this run, compared with float on one split; not stored."""
