@@ -340,7 +340,7 @@ def test_tune_hands_every_option_on(door, tmp_path):
          "--weight-type", "u8", "--activation-type", "s8", "--symmetric-activations",
              "--asymmetric-weights", "--format", "qoperator",
              "--asymmetric-weights", "--format", "qoperator",
-             "--no-bias-correction", "--samples", "16", "--max-samples", "500",
+             "--no-bias-correction", "--equalize", "off", "--samples", "16", "--max-samples", "500",
          "--quiet"]
     ) == 1  # fmt: skip
     assert called.args == ("m.onnx", "d", Path("out"))
@@ -375,6 +375,7 @@ def test_tune_hands_every_option_on(door, tmp_path):
         "asymmetric_weights": True,
         "file_format": "qoperator",
         "bias_correction": False,
+        "equalize": "off",
         "samples": 16,
         "screen": "auto",
         "max_samples": 500,

@@ -569,6 +569,18 @@ screen_option = click.option(
     default="auto",
     help="Estimate most scores of large graphs; auto: from some hundred sources of noise on.",
 )
+equalize_option = click.option(
+    "--equalize",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    help="Scale channels between layers so that rounding costs least; auto: where simulated plans get better.",
+)
+equalize_plan_option = click.option(
+    "--equalize",
+    type=click.Choice(["on", "off"]),
+    help="Scale channels between layers so that rounding costs least.",
+    show_default="as the plan's file says",
+)
 drift_option = click.option(
     "--drift",
     type=Rows(),

@@ -56,6 +56,7 @@ def program() -> None:
 @opt.scan_option
 @opt.selecting_options
 @opt.metric_option
+@opt.equalize_option
 @opt.samples_option
 @opt.screen_option
 @opt.max_samples_option
@@ -74,6 +75,7 @@ def tune(
     scan: str | None,
     selecting: opt.Selecting,
     metric: str | None,
+    equalize: str,
     samples: int,
     screen: str,
     max_samples: int | None,
@@ -125,6 +127,7 @@ def tune(
                 asymmetric_weights=writing.asymmetric_weights,
                 file_format=writing.file_format,
                 bias_correction=writing.bias_correction,
+                equalize=equalize,
                 samples=samples,
                 screen=screen,
                 max_samples=max_samples,
@@ -259,6 +262,7 @@ def pick(scan: str, path: str | None, picking: opt.Picking, output: opt.Output) 
 @opt.calibrating_options
 @opt.scan_option
 @opt.selecting_options
+@opt.equalize_plan_option
 @opt.writing_options
 @opt.output_options
 def quantize(
@@ -270,6 +274,7 @@ def quantize(
     calibrating: opt.Calibrating,
     scan: str | None,
     selecting: opt.Selecting,
+    equalize: str | None,
     writing: opt.Writing,
     output: opt.Output,
 ) -> None:
@@ -303,6 +308,7 @@ def quantize(
             asymmetric_weights=writing.asymmetric_weights,
             file_format=writing.file_format,
             bias_correction=writing.bias_correction,
+            equalize=equalize,
             tell=notes.append,
             progress=progress,
         )

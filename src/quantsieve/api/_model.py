@@ -3,19 +3,20 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from quantsieve.api._files import copy
 from quantsieve.api._line import open_line, open_sources, ranges_of, scratch
 from quantsieve.api._scan import kept_layers
 from quantsieve.data import Preprocess
-from quantsieve.errors import InputError
+from quantsieve.errors import InputError, UsageError
 from quantsieve.evaluation import Failed, Measured
 from quantsieve.inspection import Inspection
 from quantsieve.inspection import inspect as inspect_model
 from quantsieve.model.load import open_model
-from quantsieve.plan import BIAS, Options, Plan, check_plan, full_plan, nothing_to_quantize
+from quantsieve.plan import BIAS, EQUALIZED, Options, Plan, check_plan, full_plan, nothing_to_quantize
+from quantsieve.run.equalizing import settle
 from quantsieve.run.progress import Progress, Silent, Step
 from quantsieve.run.spec import Limits, Settings
 from quantsieve.run.trials import Trials
@@ -80,6 +81,7 @@ def quantize(
     asymmetric_weights: bool = False,
     file_format: str = "qdq",
     bias_correction: bool = True,
+    equalize: str | None = None,
     tell: Callable[[str], object] | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -88,7 +90,8 @@ def quantize(
     plan: path of a plan.json, a scheme's name for every layer that can have it, or schemes by layer name. scan: layers
     that it marks `keep_float` cannot have any. nodes_to_exclude, nodes_to_quantize, op_types_to_exclude,
     op_types_to_quantize: layers chosen by hand, names or `re:PATTERN`, see `Selection`. tell: called with each note on
-    what they matched, and on a model that is copied since no layer can be quantized, for example `print`.
+    what they matched, on what was equalized, and on a model that is copied since no layer can be quantized, for example
+    `print`. equalize: 'on' or 'off', as for `tune`; None: as the plan's file says, off where there is none.
     calibration_method, percentile: as for `tune`. Raises UsageError when the plan names unknown layers, or asks what a
     layer cannot have.
     """
@@ -108,15 +111,25 @@ def quantize(
         calibration_method=method,
         percentile=share,
         selection=selection,
+        equalize=_equalize(plan, equalize),
     )
     sources = open_sources(path, data, synthetic, calibration_data, preprocess, skip_bad, class_names, seed)
     with scratch() as folder, open_line(folder, path, sources, settings, Limits(), progress) as line:
         if tell is not None:
             for note in (*line.selected.notes, *(() if line.options.schemes else (nothing_to_quantize(line.options),))):
                 tell(note)
-        chosen = _read_plan(plan, line.options, (BIAS,) if bias_correction else ())
+        repairs = (BIAS,) if bias_correction else ()
+        chosen = _read_plan(plan, line.options, repairs)
         check_plan(chosen, line.options)
-        built = Trials(line).build(chosen)
+        trials = Trials(line)
+        if chosen.quantized():
+            told = len(line.notes)
+            trials.line = settle(line, trials)
+            for note in line.notes[told:]:
+                (tell or str)(note)
+            if trials.line.variant is not None:
+                chosen = replace(chosen, repairs=(*chosen.repairs, EQUALIZED))
+        built = trials.build(chosen)
         copy(line.store.root / built.path, Path(output))
     return Path(output)
 
@@ -168,24 +181,41 @@ def _read_plan(plan: str | os.PathLike[str] | Mapping[str, str], options: Option
         full, form = full_plan(options, str(plan)), options.forms[str(plan)]
         # Nobody asked for the weights of other layers: those are a plan's, or of `tune` with w8 among its schemes.
         return Plan({layer: scheme for layer, scheme in full.schemes.items() if options.forms[scheme] == form}, repairs)
-    path = Path(plan)
+    layers, named = _read_file(Path(plan))
+    # As far as they are asked for.
+    return Plan(layers, repairs if named is None else tuple(repair for repair in named if repair in repairs))
+
+
+def _equalize(plan: str | os.PathLike[str] | Mapping[str, str], asked: str | None) -> str:
+    """Whether channels are scaled: as asked, or as a plan's file says. Raises UsageError for another answer."""
+    if asked is not None:
+        if asked not in ("on", "off"):
+            raise UsageError("equalize on or off", repr(asked), "Choose one of them.")
+        return asked
+    if isinstance(plan, Mapping) or str(plan) in (FLOAT, *scheme_names()):
+        return "off"
+    return "on" if EQUALIZED in (_read_file(Path(plan))[1] or ()) else "off"
+
+
+def _read_file(path: Path) -> tuple[dict[str, str], tuple[str, ...] | None]:
+    """Scheme by layer, and the repairs, None where the file says nothing of them. Raises InputError."""
     if not path.is_file():
         raise InputError(
             f"a plan file or one of {FLOAT}, {', '.join(scheme_names())}",
-            f"{plan}",
+            f"{path}",
             "Check the path of the plan.",
         )
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         layers = {str(name): str(scheme) for name, scheme in document["layers"].items()}
-        named = tuple(str(repair) for repair in document.get("repairs", repairs))
+        named = document.get("repairs")
+        return layers, None if named is None else tuple(str(repair) for repair in named)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             'a plan: JSON with "layers": {layer: scheme}',
             f"{path.name}, which is none ({type(error).__name__}: {error})",
             "Take a plan.json of a run folder as an example.",
         ) from error
-    return Plan(layers, tuple(repair for repair in named if repair in repairs))  # as far as they are asked for
 
 
 def _outcome(path: str, found: Measured | Failed, size: int) -> dict[str, object]:

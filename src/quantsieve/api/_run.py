@@ -95,6 +95,7 @@ def tune(
     asymmetric_weights: bool = False,
     file_format: str = "qdq",
     bias_correction: bool = True,
+    equalize: str = "auto",
     samples: int = 32,
     screen: str = "auto",
     max_samples: int | None = None,
@@ -112,8 +113,10 @@ def tune(
     are never quantized. nodes_to_exclude, nodes_to_quantize, op_types_to_exclude, op_types_to_quantize: layers chosen
     by hand, names or `re:PATTERN`, see `Selection`; notes of the summary tell what each matched. calibration_method: of
     the ranges of 8-bit activations: 'minmax', or 'percentile', 'entropy', 'mse', which clip the outermost values;
-    percentile: of that method, in (0, 100], default 99.99. screen: as for `scan`. memory_limit: bytes that the run may
-    take beside the model, its runs on the target apart; default half of what is free. Raises QuantsieveError.
+    percentile: of that method, in (0, 100], default 99.99. equalize: 'on' scales channels between layers so that
+    rounding costs least, 'auto' does where simulated full plans get better. screen: as for `scan`. memory_limit: bytes
+    that the run may take beside the model, its runs on the target apart; default half of what is free. Raises
+    QuantsieveError.
     Ctrl-C (KeyboardInterrupt) is passed on once the report of what is there has been written.
     """
     selection = Selection.of(nodes_to_exclude, nodes_to_quantize, op_types_to_exclude, op_types_to_quantize)
@@ -123,7 +126,7 @@ def tune(
     formats = Formats(weight_type, activation_type, symmetric_activations, asymmetric_weights, file_format)
     settings = Settings(
         tuple(schemes), task_name(metric), seed, threads, formats, bias_correction, samples, max_samples, kept,
-        screen, *ranges, selection,
+        screen, *ranges, selection, equalize,
     )  # fmt: skip
     limits = Limits(max_drop, confident, timeout, max_trials, workers, limit_s, memory_limit)
     deadline = Deadline(timeout)
