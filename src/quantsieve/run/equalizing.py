@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from quantsieve.data import batches
 from quantsieve.errors import InputError, UnsupportedModel
 from quantsieve.model import aside, equalize, prepare
@@ -21,8 +23,9 @@ from quantsieve.run.trials import Trials
 
 VERSION = 1
 GAIN = 0.9  # of the squared errors before, in the geometric mean over schemes, that it must at least come down to
-# Of a Clip's bound over scaled peaks, tried in turn while float outputs of scan samples move; infinite: no such joints.
+# Of a Clip's bound over scaled peaks, tried in turn while float outputs of search samples move; at last without Clips.
 HEADROOMS = (equalize.HEADROOM, 4.0, math.inf)
+GUARD_SAMPLES = 64  # most search samples that float outputs are compared on, the same whatever the settings of a scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,8 @@ def settle(line: Line, trials: Trials) -> Line:
 
 def _equalized(line: Line) -> tuple[Line, Equalized] | str:
     """The line over the variant and what was scaled, or why there is none."""
-    keys = [line.base_key, line.calibration_key, line.sample_key(line.scan_indices)]
+    calibration = line.sample_key(line.split.calibration, line.calibration_samples)
+    keys = [line.base_key, calibration, line.sample_key(_guard_indices(line))]
     key = content_key("equalize", VERSION, {"scales": equalize.VERSION}, keys)
     path = line.store.path_for("equalize", key, ".onnx")
 
@@ -121,14 +125,14 @@ def _calibration_feeds(line: Line) -> Iterator[tuple[Feeds, int]]:
         yield feeds, len(part)
 
 
+def _guard_indices(line: Line) -> np.ndarray:
+    """Search samples: they may go beyond what calibration saw."""
+    return line.split.search[:GUARD_SAMPLES]
+
+
 def _guard_feeds(line: Line) -> Iterator[Feeds]:
-    """Calibration and scan samples: those may go beyond what calibration saw."""
-    for samples, indices in (
-        (line.calibration_samples, line.split.calibration[: line.batch]),
-        (line.samples, line.scan_indices),
-    ):
-        for _, feeds in batches(samples, indices, line.batch):
-            yield feeds
+    for _, feeds in batches(line.samples, _guard_indices(line), line.batch):
+        yield feeds
 
 
 def _errors(line: Line, other: Line, trials: Trials) -> Errors:
